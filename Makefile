@@ -42,8 +42,9 @@ help:
 	@echo 'Measure'
 	@echo '  make bench          lists the benchmarks'
 	@echo '  make bench-NAME     one of them, RUNS=5 times, QEMU=11.1 CONGESTION=reno PREDICT=1'
-	@echo '                      gang-*: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random'
+	@echo '                      gang-*: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random RESTS=1'
 	@echo '                      cache-*: SAN=quarter MBIT=200; libvirt-*: LIBVIRT=newest'
+	@echo '  make bench-apps     programs of a Debian, as root; twice each'
 	@echo 'Package'
 	@echo '  make packages       .deb and .rpm into target/packages'
 	@echo '  make packages-test  installs them in a fresh root'
@@ -223,8 +224,16 @@ bench-large: bench-large-memfd bench-large-memfd-hint bench-large-anonymous benc
 .PHONY: bench-libvirt
 bench-libvirt: bench-libvirt-idle bench-libvirt-nics bench-libvirt-busy bench-libvirt-twins bench-libvirt-unshaped bench-libvirt-disk bench-libvirt-tls
 
+# A Debian whose programs are at work, over four NICs. Their images need root.
+.PHONY: bench-apps bench-apps-nics
+bench-apps-nics: bench-apps-memcached bench-apps-postgres bench-apps-dbench
+
+# All that have come from the papers' own workloads, twice each.
+bench-apps: RUNS = 2
+bench-apps: bench-apps-nics bench-neighbour-vm bench-neighbour-nics bench-requests bench-tracking
+
 bench-%: build
-	@$(if $(LIBVIRT),LAB_LIBVIRT=$(LIBVIRT)) $(if $(CONGESTION),LAB_CONGESTION=$(CONGESTION)) $(if $(PREDICT),LAB_PREDICT=1) $(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))
+	@$(if $(LIBVIRT),LAB_LIBVIRT=$(LIBVIRT)) $(if $(CONGESTION),LAB_CONGESTION=$(CONGESTION)) $(if $(PREDICT),LAB_PREDICT=1) $(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(RESTS),--rests) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))
 
 clean:
 	@$(AS_ROOT) $(DEBUG)/lab clean

@@ -200,8 +200,8 @@ impl Config {
             return Err(ConfigError::NicSpeed(speed.address));
         }
         for &nic in &self.nics {
-            let heard = self.listen.ip().is_unspecified() || self.listen.ip() == nic;
-            if !heard {
+            let listens = self.listen.ip().is_unspecified() || self.listen.ip() == nic;
+            if !listens {
                 let any: IpAddr = if nic.is_ipv4() {
                     std::net::Ipv4Addr::UNSPECIFIED.into()
                 } else {

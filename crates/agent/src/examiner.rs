@@ -311,7 +311,7 @@ fn of_other_version(why: &str) -> Unmet {
     Unmet { why: why.to_owned(), advice: SAME_VERSION }
 }
 
-/// Why a peer gave no answer, and what to do: only one that is not heard may be down.
+/// Why a peer gave no answer, and what to do: only one that is silent may be down.
 fn unmet(error: &ExamineError) -> Unmet {
     let advice = match error {
         ExamineError::Refused(_) => {

@@ -101,7 +101,7 @@ impl Gangs {
         }
         let id = self.store.unused_id().map_err(cannot_note)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let report = gang::begun(&id, request, &plan, now);
+        let report = gang::started(&id, request, &plan, now);
         self.launch(report, Vec::new(), evacuating)?;
         Ok(GangStarted { id: Some(id), plan })
     }
@@ -117,9 +117,9 @@ impl Gangs {
             return Err(Denied::Coded(ErrorCode::GangEnded, text));
         }
         let evacuating = self.evacuating(kept.evacuates.as_deref())?;
-        let TakenUp { report, begun } = resume::taken_up(kept, &self.agents);
+        let TakenUp { report, started } = resume::taken_up(kept, &self.agents);
         let plan = planned(&report);
-        self.launch(report, begun, evacuating)?;
+        self.launch(report, started, evacuating)?;
         Ok(GangStarted { id: Some(id.to_owned()), plan })
     }
 
@@ -127,8 +127,8 @@ impl Gangs {
     /// of this agent evacuates that host.
     fn evacuating(&self, host: Option<&str>) -> Result<Option<Evacuating>, Denied> {
         let Some(host) = host else { return Ok(None) };
-        let begun = self.agents.evacuations().begin(host);
-        begun.map(Some).ok_or_else(|| plan::already(host, self.agents.here()))
+        let started = self.agents.evacuations().begin(host);
+        started.map(Some).ok_or_else(|| plan::already(host, self.agents.here()))
     }
 
     fn take_turn<'g>(&'g self, id: &'g str) -> Result<Turn<'g>, Denied> {
@@ -148,7 +148,7 @@ impl Gangs {
     fn launch(
         &self,
         report: GangReport,
-        begun: Vec<usize>,
+        started: Vec<usize>,
         evacuating: Option<Evacuating>,
     ) -> Result<(), Denied> {
         let id = report.id.clone();
@@ -166,11 +166,11 @@ impl Gangs {
             return Err(Denied::Coded(ErrorCode::TooManyGangs, text));
         }
         self.store.save(&report).map_err(cannot_note)?;
-        let (tell, hear) = bounded(EVENTS_MAX);
+        let (tell, inbox) = bounded(EVENTS_MAX);
         let gang = Arc::new(Gang::new(report, tell));
         let (agents, store) = (self.agents.clone(), self.store.clone());
         let events = Arc::clone(&self.events);
-        let run = Run::new(Arc::clone(&gang), hear, agents, store, events, begun, evacuating);
+        let run = Run::new(Arc::clone(&gang), inbox, agents, store, events, started, evacuating);
         let thread =
             thread::Builder::new().name(id.clone()).spawn(move || run.lead()).map_err(|error| {
                 Denied::Local(format!("cannot start a thread for the gang: {error}"))

@@ -134,7 +134,7 @@ impl Metrics {
 
     /// Counts a migration that has ended.
     pub(crate) fn count(&self, report: &Report) {
-        let phase = report.phases.last().map_or(Phase::Prepare, |begun| begun.phase);
+        let phase = report.phases.last().map_or(Phase::Prepare, |started| started.phase);
         self.ended.with_label_values(&[outcome(&report.outcome), &label(&phase)]).inc();
         let audit = match report.audit {
             Audited::Same { .. } => SAME,

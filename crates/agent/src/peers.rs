@@ -78,12 +78,17 @@ pub(crate) struct PeersFile {
 }
 
 /// A part of the agent that has to be notified of changes, instead of reading [`Peers`].
-pub(crate) trait Told: Send + Sync {
+pub(crate) trait PeersListener: Send + Sync {
     fn peers_are(&self, peers: &[PeerEntry]);
 }
 
 /// Watches the file until the agent ends.
-pub(crate) async fn follow(file: PeersFile, peers: Peers, others: Box<dyn Told>, mut hup: Signal) {
+pub(crate) async fn follow(
+    file: PeersFile,
+    peers: Peers,
+    others: Box<dyn PeersListener>,
+    mut hup: Signal,
+) {
     let changed = || std::fs::metadata(&file.path).and_then(|there| there.modified()).ok();
     let mut turns = interval(LOOK_AGAIN);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -124,7 +129,7 @@ struct Change {
 }
 
 impl PeersFile {
-    fn apply(&self, peers: &Peers, others: &dyn Told) -> Result<Change, ConfigError> {
+    fn apply(&self, peers: &Peers, others: &dyn PeersListener) -> Result<Change, ConfigError> {
         let (own, new) = config::read_peers(&self.path, &self.name)?;
         let old = peers.now();
         if own != self.own {
@@ -163,9 +168,9 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Heard(Arc<Mutex<Vec<String>>>);
+    struct Noted(Arc<Mutex<Vec<String>>>);
 
-    impl Told for Heard {
+    impl PeersListener for Noted {
         fn peers_are(&self, peers: &[PeerEntry]) {
             *self.0.lock() = peers.iter().map(|peer| peer.name.clone()).collect();
         }
@@ -188,18 +193,18 @@ mod tests {
         assert!(peers.admit("b") && !peers.admit("d") && !peers.admit("a"));
         assert!(Peers::default().admit("b"), "there is no file");
         let file = PeersFile { path: path.clone(), name: "a".to_owned(), own, rack: None };
-        let heard = Heard::default();
+        let noted = Noted::default();
         write(&["a", "c", "d"]);
-        let change = file.apply(&peers, &heard).unwrap();
+        let change = file.apply(&peers, &noted).unwrap();
         assert_eq!(change, Change { came: vec!["d".to_owned()], left: vec!["b".to_owned()] });
-        assert_eq!((names(), &*heard.0.lock()), (vec!["c".to_owned(), "d".to_owned()], &names()));
+        assert_eq!((names(), &*noted.0.lock()), (vec!["c".to_owned(), "d".to_owned()], &names()));
         assert!(!peers.admit("b") && peers.admit("d"), "b was removed");
         for text in ["[[host]]\nname = 'b'\n", "nonsense", "[[host]]\nname = 'b'\naddress = '1'"] {
             std::fs::write(&path, text).unwrap();
-            assert!(file.apply(&peers, &heard).is_err(), "{text}");
+            assert!(file.apply(&peers, &noted).is_err(), "{text}");
         }
         std::fs::remove_file(&path).unwrap();
-        assert!(file.apply(&peers, &heard).is_err());
+        assert!(file.apply(&peers, &noted).is_err());
         assert_eq!(names(), ["c", "d"]);
         assert!(peers.named("b").is_none() && peers.named("d").is_some());
     }

@@ -26,7 +26,7 @@ impl<S: Copy + PartialEq> Watched<S> {
             self.used = now;
         }
         if is_told {
-            // The caller is told of it once more.
+            // The caller is notified of it once more.
             self.refused = None;
         }
         is_read

@@ -163,6 +163,10 @@ pub struct Report {
     /// Of the bodies, those that were not sent because the destination had their content.
     #[serde(default)]
     pub named_bytes: u64,
+    /// Of the bodies, those that were not hashed to be sent by name, because they were named
+    /// before the migration and had not changed.
+    #[serde(default)]
+    pub named_before_bytes: u64,
     /// Of `named_bytes`, those provided by other hosts of the destination's rack.
     #[serde(default)]
     pub peer_bytes: u64,

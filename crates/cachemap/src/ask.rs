@@ -34,10 +34,10 @@ impl Budget {
     }
 }
 
-/// Which answer is wanted.
+/// Which answer is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// Only the greeting, to see whether there is a helper.
+pub enum AnswerKind {
+    /// Only the greeting, to detect whether there is a helper.
     Greeting,
     /// The map.
     Map,
@@ -50,8 +50,8 @@ pub struct Ask {
     pub version: u16,
     /// A random number; all of the answer refers to it.
     pub nonce: u64,
-    /// Which answer is wanted.
-    pub wanted: Wanted,
+    /// Which answer is requested.
+    pub answer: AnswerKind,
     /// What the answer may cost.
     pub budget: Budget,
     /// The most runs that the agent accepts.
@@ -66,14 +66,14 @@ impl Ask {
     /// Its bytes on the wire.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
-        let wanted: u16 = match self.wanted {
-            Wanted::Greeting => 0,
-            Wanted::Map => 1,
+        let answer: u16 = match self.answer {
+            AnswerKind::Greeting => 0,
+            AnswerKind::Map => 1,
         };
         let mut bytes = Vec::with_capacity(Self::BYTES);
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&self.version.to_le_bytes());
-        bytes.extend_from_slice(&wanted.to_le_bytes());
+        bytes.extend_from_slice(&answer.to_le_bytes());
         bytes.extend_from_slice(&self.budget.cpu_percent.to_le_bytes());
         bytes.extend_from_slice(&[0; 2]);
         bytes.extend_from_slice(&self.nonce.to_le_bytes());
@@ -85,21 +85,21 @@ impl Ask {
         at(&bytes, 0)
     }
 
-    /// Parses an ask. One of another version that wants something unknown gets the greeting only.
+    /// Parses an ask. One of another version with an unknown request gets the greeting only.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let (summed, sum) = bytes.split_at(Self::SUMMED);
         if !bytes.starts_with(MAGIC) || checksum(&[summed]).to_le_bytes() != sum {
             return None;
         }
-        let wanted = match u16::from_le_bytes(at(bytes, 10)) {
-            1 => Wanted::Map,
-            _ => Wanted::Greeting,
+        let answer = match u16::from_le_bytes(at(bytes, 10)) {
+            1 => AnswerKind::Map,
+            _ => AnswerKind::Greeting,
         };
         Some(Self {
             version: u16::from_le_bytes(at(bytes, 8)),
             nonce: u64::from_le_bytes(at(bytes, 16)),
-            wanted,
+            answer,
             budget: Budget {
                 cpu_percent: u16::from_le_bytes(at(bytes, 12)),
                 time_ms: u32::from_le_bytes(at(bytes, 24)),
@@ -147,7 +147,7 @@ mod tests {
 
     fn ask(nonce: u64) -> Ask {
         let budget = Budget { cpu_percent: 7, time_ms: 8, memory_bytes: 9 };
-        Ask { version: 1, nonce, wanted: Wanted::Map, budget, runs_max: 10 }
+        Ask { version: 1, nonce, answer: AnswerKind::Map, budget, runs_max: 10 }
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! The fuzzers' entry points (`workshop/fuzz/`), and their seeds.
 
 use crate::{
-    Ask, AskFinder, Budget, DEVICES_MAX, Device, LeftOut, Limits, Listener, Reason, Reply, Run,
-    State, Summary, VERSION, Wanted, refusal,
+    AnswerKind, Ask, AskFinder, Budget, DEVICES_MAX, Device, LeftOut, Limits, Listener, Reason,
+    Reply, Run, State, Summary, VERSION, refusal,
 };
 
 const LIMITS: Limits = Limits { ram_pages: 4096, end_page: 8192 };
 
 fn ask() -> Ask {
-    let (wanted, budget) = (Wanted::Map, Budget::default());
-    Ask { version: VERSION, nonce: 7, wanted, budget, runs_max: 1000 }
+    let (answer, budget) = (AnswerKind::Map, Budget::default());
+    Ask { version: VERSION, nonce: 7, answer, budget, runs_max: 1000 }
 }
 
 /// Takes any bytes as what a guest's port has sent, then as asks to a helper.

@@ -38,7 +38,7 @@ mod run;
 mod summary;
 mod write;
 
-pub use ask::{Ask, AskFinder, Budget, Wanted};
+pub use ask::{AnswerKind, Ask, AskFinder, Budget};
 pub use device::Device;
 pub use fault::Fault;
 pub use greeting::{Clears, Greeting};

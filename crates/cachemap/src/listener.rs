@@ -4,8 +4,8 @@ use crate::code::Cursor;
 use crate::frame::{CONTENT_BYTES_MAX, Header, Kind};
 use crate::run::Last;
 use crate::{
-    Ask, CacheMap, DEVICES_MAX, Device, Fault, Greeting, PAGE_SECTORS, Run, Summary, VERSION,
-    Wanted, write,
+    AnswerKind, Ask, CacheMap, DEVICES_MAX, Device, Fault, Greeting, PAGE_SECTORS, Run, Summary,
+    VERSION, write,
 };
 
 /// The most bytes before the greeting: what an earlier answer left in the port.
@@ -122,7 +122,7 @@ impl Listener {
 
     /// How many runs have arrived so far, and their pages.
     #[must_use]
-    pub fn heard(&self) -> (usize, u64) {
+    pub fn received(&self) -> (usize, u64) {
         (self.runs.len(), self.pages)
     }
 
@@ -140,7 +140,7 @@ impl Listener {
     }
 
     fn state(&self) -> State {
-        let greeting_only = self.ask.wanted == Wanted::Greeting;
+        let greeting_only = self.ask.answer == AnswerKind::Greeting;
         match (&self.greeting, &self.summary) {
             (None, _) => State::Waiting,
             (Some(_), None) if !greeting_only => State::Greeted,
@@ -154,7 +154,7 @@ impl Listener {
             let theirs = greeting.version;
             self.greeting = Some(greeting);
             // A greeting alone is accepted from any version.
-            return if theirs == VERSION || self.ask.wanted == Wanted::Greeting {
+            return if theirs == VERSION || self.ask.answer == AnswerKind::Greeting {
                 Ok(())
             } else {
                 Err(Fault::OtherVersion { theirs })

@@ -174,7 +174,7 @@ async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
 
 #[cfg(test)]
 mod tests {
-    use identity::{Authority, Role, Subject, Wanted};
+    use identity::{Authority, CertificateRequest, Role, Subject};
 
     use super::*;
 
@@ -185,8 +185,8 @@ mod tests {
         let authority = Authority::open(dir.path()).unwrap();
         let subject = Subject::client(Role::Observe, "ann").unwrap();
         let out = authority.place_for(&subject);
-        let wanted = Wanted { subject, days: 1, out, replace: false };
-        let files = authority.issue(&wanted).unwrap().files;
+        let request = CertificateRequest { subject, days: 1, out, replace: false };
+        let files = authority.issue(&request).unwrap().files;
         let security = Person::load(&files).unwrap().calls("localhost").unwrap();
         // The kernel accepts the connection.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -5,9 +5,9 @@
 use std::hint::black_box;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use content::{Domain, Holder, Index, Key, Member, Name};
+use content::{Domain, Holder, Index, Key, Member, Name, Scanner};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use page::{BATCH_PAGES, PAGE_BYTES};
 use ram::Mapping;
@@ -55,6 +55,33 @@ fn named(criterion: &mut Criterion) {
             bytes.chunks(PAGE_BYTES).for_each(|page| {
                 black_box(key.name(page));
             });
+        });
+    });
+}
+
+/// As above, of pages that a scanner has named and that have not changed since.
+fn named_before(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("name");
+    let bytes: Vec<u8> = (0..BATCH_PAGES as u64).flat_map(page).collect();
+    let mapping = Mapping::own(bytes.len() as u64);
+    mapping.write(0, &bytes).expect("within");
+    let index = Index::new(NAMES);
+    index.set_common(key());
+    let pages = BATCH_PAGES as u64;
+    let member = index.join(Arc::new(Ram(mapping)), key(), pages).expect("the first member");
+    let scanner = Scanner::start(&index, 1.0, |_| {}).expect("a thread");
+    while member.scanned().rounds == 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(scanner);
+    let names = member.earlier_names();
+    group.throughput(Throughput::Bytes(bytes.len() as u64));
+    group.bench_function("a batch of pages that have names", |bencher| {
+        bencher.iter(|| {
+            let mut names = names.read();
+            for (page, bytes) in (0..).zip(bytes.chunks(PAGE_BYTES)) {
+                black_box(names.name(page, bytes)).expect("it was named");
+            }
         });
     });
 }
@@ -148,5 +175,5 @@ fn found(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, named, noted, looked_up, found);
+criterion_group!(benches, named, named_before, noted, looked_up, found);
 criterion_main!(benches);

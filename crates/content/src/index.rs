@@ -7,7 +7,8 @@
 //! # What it costs
 //! For each page of a member, at least 12 bytes of the table, and 4 for the page's last name; 0.4
 //! % of RAM. The table stores 32 bits of a name (`table`), and the check, which is needed anyway,
-//! does the rest.
+//! does the rest. Where a scanner keeps whole names ([`EarlierNames`]), these have a bound of their
+//! own.
 //!
 //! # Locks
 //! A lock is held while a bucket is copied or an entry written, but never while a holder reads,
@@ -18,15 +19,17 @@
 mod members;
 mod table;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
-use page::{BATCH_PAGES, PAGE_BYTES};
+use page::{BATCH_PAGES, PAGE_BYTES, Reserve};
 
 use self::members::{Living, Numbers, Seats};
 use self::table::{Hint, Place, Table};
-use crate::{Key, Name, Sample};
+use crate::earlier_names::EARLIER_NAMES_BYTES_MAX;
+use crate::fingerprint::FingerprintKey;
+use crate::{EarlierNames, Key, Name, Sample};
 
 pub(crate) use self::members::Seat;
 
@@ -69,6 +72,12 @@ pub struct Index {
     pages_max: u64,
     /// How many pages the members have.
     covered: AtomicU64,
+    /// The key of content that VMs of other hosts may have, too.
+    common: OnceLock<Key>,
+    /// None if the system had no random bytes for it: then no earlier names are kept.
+    fingerprint_key: Option<Arc<FingerprintKey>>,
+    /// For the earlier names of all members.
+    earlier_names: Arc<Reserve>,
 }
 
 impl Index {
@@ -82,7 +91,16 @@ impl Index {
             numbers: Numbers::new(),
             pages_max,
             covered: AtomicU64::new(0),
+            common: OnceLock::new(),
+            fingerprint_key: FingerprintKey::draw().ok().map(Arc::from),
+            earlier_names: Reserve::new(EARLIER_NAMES_BYTES_MAX),
         })
+    }
+
+    /// Sets the key of the domain that VMs of all hosts belong to, unless they have one of their
+    /// own. Only the first call counts.
+    pub fn set_common(&self, key: Key) {
+        let _ = self.common.set(key);
     }
 
     /// Adds a VM with so many pages, whose content is found with `key`, until the guard is
@@ -90,7 +108,10 @@ impl Index {
     #[must_use = "the member leaves when this is dropped"]
     pub fn join(self: &Arc<Self>, holder: Arc<dyn Holder>, key: Key, pages: u64) -> Option<Member> {
         let number = self.numbers.take(|| self.table.sweep(&self.living))?;
-        let seat = Arc::new(Seat::new(number, holder, key, pages, Arc::clone(&self.numbers)));
+        let fingerprint_key = self.fingerprint_key.clone();
+        let earlier_names = EarlierNames::new(fingerprint_key, pages, &self.earlier_names);
+        let numbers = Arc::clone(&self.numbers);
+        let seat = Arc::new(Seat::new(number, holder, key, pages, earlier_names, numbers));
         self.covered.fetch_add(seat.pages(), Relaxed);
         self.fit();
         self.seats.set(number, Some(Arc::clone(&seat)));
@@ -137,6 +158,12 @@ impl Index {
     /// The current members.
     pub(crate) fn seats(&self) -> impl Iterator<Item = Arc<Seat>> {
         self.living.all().filter_map(|member| self.seats.of(member))
+    }
+
+    /// Whether another VM is in this member's domain, as far as is known here.
+    pub(crate) fn has_others_like(&self, seat: &Seat) -> bool {
+        let is_alike = |other: Arc<Seat>| other.number != seat.number && other.key == seat.key;
+        self.common.get() == Some(&seat.key) || self.seats().any(is_alike)
     }
 
     /// Notes the pages' current names. `changed` is called for those that had another name, or
@@ -271,6 +298,12 @@ impl Member {
     /// Notes that the page has no content that is worth a name: it is zero, or a hole.
     pub fn forget(&self, page: u64) {
         self.index.forget(self.seat(), page);
+    }
+
+    /// The names that a scanner made of this member's pages.
+    #[must_use]
+    pub fn earlier_names(&self) -> Arc<EarlierNames> {
+        Arc::clone(&self.seat().earlier_names)
     }
 
     /// A sample of this member's known content: one in `one_in`.

@@ -2,13 +2,17 @@
 //! on the host, another host of the rack, or shared storage.
 //!
 //! An [`Index`] knows which VM on this host has which content. A [`Scanner`] maintains it for VMs
-//! that run here, and a [`Tally`] estimates from samples what a gang would share.
+//! that run here, and keeps [`EarlierNames`] for the time when they move. A [`Tally`] estimates from
+//! samples what a gang would share.
 
+mod earlier_names;
 mod estimate;
+mod fingerprint;
 mod index;
 mod name;
 mod scan;
 
+pub use earlier_names::{EarlierNames, NamesReader};
 pub use estimate::{Estimate, Sample, Tally};
 pub use index::{Holder, Index, Member, Scanned};
 pub use name::{Domain, Key, NAME_BYTES, Name};

@@ -24,11 +24,14 @@ use rustix::time::{ClockId, clock_gettime};
 use self::hashing::{Found, Hasher, Turn};
 use self::pace::Pace;
 use crate::Name;
+use crate::earlier_names::CHUNK_PAGES;
 use crate::index::{Index, Seat};
 
 /// Pages that are scanned before the next member's turn, and before the thread checks whether to
 /// rest or stop: less than a millisecond.
 const TURN_PAGES: usize = 256;
+/// Their earlier names are replaced together.
+const _: () = assert!(CHUNK_PAGES.is_multiple_of(TURN_PAGES));
 /// The shortest time between the beginnings of a member's rounds: a small VM's content is not
 /// worth all of the budget.
 const ROUND_MIN: Duration = Duration::from_secs(5);
@@ -114,7 +117,7 @@ impl Drop for GivingWay {
     }
 }
 
-/// The scanner was told to stop, or its hashing thread has ended.
+/// The scanner was ordered to stop, or its hashing thread has ended.
 #[derive(Debug)]
 struct Stop;
 
@@ -190,11 +193,14 @@ impl<'i> Work<'i> {
             }
             (round.next, round.tells_all)
         };
+        if first == 0 {
+            seat.earlier_names.keep(self.index.has_others_like(seat));
+        }
         let left = usize::try_from(seat.pages() - first).unwrap_or(TURN_PAGES);
         let (pages, found) = (left.min(TURN_PAGES), std::mem::take(&mut self.found));
         let turn = Turn { seat: Arc::clone(seat), first, pages, found };
         self.found = (self.look)(turn)?.found;
-        self.note(seat, tells_all);
+        self.note(seat, (first, pages), tells_all);
         let mut round = seat.round.lock();
         round.next = first + pages as u64;
         if round.next == seat.pages() {
@@ -204,9 +210,10 @@ impl<'i> Work<'i> {
         Ok(true)
     }
 
-    /// Notes what a turn has found.
-    fn note(&mut self, seat: &Seat, tells_all: bool) {
+    /// Notes what a turn has found in these `pages`.
+    fn note(&mut self, seat: &Seat, pages: (u64, usize), tells_all: bool) {
         let Self { index, found, news, .. } = self;
+        seat.earlier_names.note(pages, &found.named, &found.fingerprints);
         for page in &found.nothing {
             index.forget(seat, *page);
         }
@@ -307,7 +314,7 @@ mod tests {
         move |turn| Ok(hashing.look(turn))
     }
 
-    /// Gives the member turns until its round is over.
+    /// Gives the member turns until its round has ended.
     fn round(work: &mut Work<'_>, seat: &Arc<Seat>) {
         let completed = seat.round.lock().completed;
         let later = Instant::now() + ROUND_MIN * (completed as u32 + 2) * 2;
@@ -345,6 +352,37 @@ mod tests {
     }
 
     #[test]
+    fn names_are_kept_if_another_vm_may_have_the_same_content() {
+        let index = Index::new(1 << 20);
+        let (ram, _told) = ram((0..600).map(|page| [7, 0, HOLE][page % 3]));
+        let member = index.join(Arc::clone(&ram) as _, key(), 600).unwrap();
+        let seat = index.seats().next().unwrap();
+        let (_stop, told) = channel();
+        let mut look = looking();
+        let mut work = Work::new(&index, (1.0, &NOBODY), &told, &|_| {}, &mut look);
+        let kept = |page: u64, content: u8| {
+            member.earlier_names().read().name(page, &[content; PAGE_BYTES])
+        };
+        round(&mut work, &seat);
+        assert_eq!(kept(300, 7), None, "no other VM is in its domain");
+        let other = index.join(Arc::clone(&ram) as _, key(), 0).unwrap();
+        round(&mut work, &seat);
+        assert_eq!([0, 300, 597].map(|page| kept(page, 7)), [Some(name(7)); 3]);
+        assert_eq!([1, 2].map(|page| kept(page, 0)), [None; 2], "zero pages and holes have none");
+        ram.pages[300].store(9, Relaxed);
+        assert_eq!(kept(300, 9), None, "it has changed since");
+        round(&mut work, &seat);
+        let now = [kept(300, 9), kept(300, 7), kept(303, 7)];
+        assert_eq!(now, [Some(name(9)), None, Some(name(7))]);
+        drop(other);
+        round(&mut work, &seat);
+        assert_eq!([0, 303, 597].map(|page| kept(page, 7)), [None; 3], "the other VM has left");
+        index.set_common(key());
+        round(&mut work, &seat);
+        assert_eq!(kept(303, 7), Some(name(7)), "VMs of other hosts are in its domain");
+    }
+
+    #[test]
     fn new_names_are_reported_at_once_and_all_names_sometimes() {
         use std::cell::RefCell;
         let index = Index::new(1 << 20);
@@ -352,14 +390,14 @@ mod tests {
         let member = index.join(Arc::clone(&ram) as _, key(), 100).unwrap();
         let seat = index.seats().next().unwrap();
         let (_stop, stopped) = channel();
-        let heard = RefCell::new(Vec::new());
-        let tell = |names: &[Name]| heard.borrow_mut().extend_from_slice(names);
+        let received = RefCell::new(Vec::new());
+        let tell = |names: &[Name]| received.borrow_mut().extend_from_slice(names);
         let mut look = looking();
         let mut work = Work::new(&index, (1.0, &NOBODY), &stopped, &tell, &mut look);
         let began = Instant::now();
         let mut round = |nth: u32| {
             assert!(work.turn(&seat, began + ROUND_MIN * nth).unwrap(), "a round is due");
-            std::mem::take(&mut *heard.borrow_mut())
+            std::mem::take(&mut *received.borrow_mut())
         };
         assert_eq!(round(0).len(), 100);
         assert_eq!(round(1), []);

@@ -122,7 +122,7 @@ impl fmt::Debug for Remote {
 /// Connects when a request needs it, and writes requests.
 fn send(line: &Arc<Line>, connect: &dyn Fn(Instant) -> io::Result<Halves>) {
     let mut number = 0;
-    while line.wanted() {
+    while line.is_needed() {
         number += 1;
         let begun = Instant::now();
         match connect(begun + CONNECT_MAX) {
@@ -139,7 +139,7 @@ fn carry(line: &Arc<Line>, number: u64, again: Instant, halves: Halves) {
     let its = Arc::clone(line);
     let hearer = thread::Builder::new().name("directory-hear".to_owned());
     let hearer = hearer.spawn(move || {
-        let why = its.hear(reader);
+        let why = its.receive(reader);
         its.broke(number, &why);
     });
     let mut out = Vec::new();

@@ -143,6 +143,18 @@ pub enum MigrationError {
         /// How long it has been silent.
         waited: Duration,
     },
+    /// The destination does not flush the disks, and nothing else is on its way.
+    #[error(
+        "the VM's disks at {host} were not flushed within {} s, and what QEMU handed over has \
+         arrived: their storage may hang; `stall` under [waits] in the agent's file is that limit",
+        waited.as_secs()
+    )]
+    DisksNotFlushed {
+        /// The destination.
+        host: String,
+        /// How long a flush has taken.
+        waited: Duration,
+    },
     /// The VM was stopped for as long as permitted.
     #[error(
         "the VM had stood still for {:.1} s, the most that --blackout-max allows, and {left}. Try \

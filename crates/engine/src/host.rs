@@ -180,7 +180,7 @@ pub trait Host: Send + Sync + 'static {
 }
 
 /// The destination's side of a switchover that is not over: the VM is in doubt, or the source has
-/// not been told everything yet.
+/// not received everything yet.
 pub struct Unsettled {
     /// The state machine that decides.
     pub driver: Driver,

@@ -15,22 +15,22 @@ use crate::error::LinkError;
 
 /// What was received over a control connection.
 #[derive(Debug)]
-pub(crate) enum Heard<M> {
+pub(crate) enum Received<M> {
     Message(M),
     Head(Vec<u8>),
     Tail(Vec<u8>),
     Whole(Vec<u8>),
     Back(Vec<u8>),
     /// The connection has ended; nothing follows.
-    Gone(LinkError),
+    Disconnected(LinkError),
 }
 
 /// Frames that may wait for a destination's engine. Then the peer, which decides how large they
 /// are, has to wait.
-const HEARD_MAX: usize = 2;
+const RECEIVED_MAX: usize = 2;
 /// The same for a source's engine, which may be busy with QEMU: urgent messages follow those that
 /// are sent every second.
-const HEARD_AT_ONCE_MAX: usize = 16;
+const RECEIVED_AT_ONCE_MAX: usize = 16;
 
 /// Unacknowledged data this old ends the control connection of a carried migration. QEMU's own
 /// connection would survive a network that is cut for a while, and in post-copy the VM stands still
@@ -51,8 +51,8 @@ impl<Said: Serialize> Link<Said> {
     pub(crate) fn start<M: DeserializeOwned + Send + 'static>(
         connection: Connection,
         name: &str,
-    ) -> std::io::Result<(Self, Receiver<Heard<M>>)> {
-        Self::start_bounded(connection, name, HEARD_MAX, Some)
+    ) -> std::io::Result<(Self, Receiver<Received<M>>)> {
+        Self::start_bounded(connection, name, RECEIVED_MAX, Some)
     }
 
     /// As [`Link::start`]. `at_once` sees each message on the reading thread, and returns those
@@ -62,38 +62,38 @@ impl<Said: Serialize> Link<Said> {
         connection: Connection,
         name: &str,
         at_once: impl Fn(M) -> Option<M> + Send + 'static,
-    ) -> std::io::Result<(Self, Receiver<Heard<M>>)> {
-        Self::start_bounded(connection, name, HEARD_AT_ONCE_MAX, at_once)
+    ) -> std::io::Result<(Self, Receiver<Received<M>>)> {
+        Self::start_bounded(connection, name, RECEIVED_AT_ONCE_MAX, at_once)
     }
 
     fn start_bounded<M: DeserializeOwned + Send + 'static>(
         connection: Connection,
         name: &str,
-        heard_max: usize,
+        received_max: usize,
         at_once: impl Fn(M) -> Option<M> + Send + 'static,
-    ) -> std::io::Result<(Self, Receiver<Heard<M>>)> {
+    ) -> std::io::Result<(Self, Receiver<Received<M>>)> {
         let closer = connection.closer();
         let (reader, writer) = connection.into_halves();
-        let (heard, hear) = bounded(heard_max);
+        let (received, inbox) = bounded(received_max);
         data_threads::spawn(format!("hear-{name}"), move || {
             let mut reading = std::io::BufReader::new(reader);
             loop {
                 let next = match read_one(&mut reading) {
-                    Heard::Message(message) => match at_once(message) {
-                        Some(message) => Heard::Message(message),
+                    Received::Message(message) => match at_once(message) {
+                        Some(message) => Received::Message(message),
                         None => continue,
                     },
                     other => other,
                 };
-                let over = matches!(next, Heard::Gone(_));
+                let over = matches!(next, Received::Disconnected(_));
                 // An error means that the receiver is dropped.
-                if heard.send(next).is_err() || over {
+                if received.send(next).is_err() || over {
                     return;
                 }
             }
         })?;
         let (writer, bytes) = (Mutex::new(writer), AtomicU64::new(0));
-        Ok((Self { writer, closer, bytes, said: PhantomData }, hear))
+        Ok((Self { writer, closer, bytes, said: PhantomData }, inbox))
     }
 
     pub(crate) fn say(&self, message: &Said) -> Result<(), LinkError> {
@@ -163,18 +163,18 @@ impl<Said> Drop for Link<Said> {
     }
 }
 
-fn read_one<M: DeserializeOwned>(reading: &mut impl std::io::Read) -> Heard<M> {
+fn read_one<M: DeserializeOwned>(reading: &mut impl std::io::Read) -> Received<M> {
     match read_frame(reading) {
         Ok(Some(Frame::Message(json))) => match read_message(&json) {
-            Ok(message) => Heard::Message(message),
-            Err(error) => Heard::Gone(error.into()),
+            Ok(message) => Received::Message(message),
+            Err(error) => Received::Disconnected(error.into()),
         },
-        Ok(Some(Frame::Head(bytes))) => Heard::Head(bytes),
-        Ok(Some(Frame::Tail(bytes))) => Heard::Tail(bytes),
-        Ok(Some(Frame::Whole(bytes))) => Heard::Whole(bytes),
-        Ok(Some(Frame::Back(bytes))) => Heard::Back(bytes),
-        Ok(None) => Heard::Gone(LinkError::Closed),
-        Err(error) => Heard::Gone(error.into()),
+        Ok(Some(Frame::Head(bytes))) => Received::Head(bytes),
+        Ok(Some(Frame::Tail(bytes))) => Received::Tail(bytes),
+        Ok(Some(Frame::Whole(bytes))) => Received::Whole(bytes),
+        Ok(Some(Frame::Back(bytes))) => Received::Back(bytes),
+        Ok(None) => Received::Disconnected(LinkError::Closed),
+        Err(error) => Received::Disconnected(error.into()),
     }
 }
 
@@ -207,24 +207,25 @@ mod tests {
     #[test]
     fn a_peer_that_sends_more_than_is_read_waits() {
         const SENT: usize = 50;
-        for waits_max in [HEARD_MAX, HEARD_AT_ONCE_MAX] {
+        for waits_max in [RECEIVED_MAX, RECEIVED_AT_ONCE_MAX] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let connection = Connection::plain(listener.accept().unwrap().0);
-            let (_link, hear): (Link<ToSource>, Receiver<Heard<ToDestination>>) = match waits_max {
-                HEARD_MAX => Link::start(connection, "peer"),
-                _ => Link::start_with(connection, "peer", Some),
-            }
-            .unwrap();
+            let (_link, inbox): (Link<ToSource>, Receiver<Received<ToDestination>>) =
+                match waits_max {
+                    RECEIVED_MAX => Link::start(connection, "peer"),
+                    _ => Link::start_with(connection, "peer", Some),
+                }
+                .unwrap();
             for _ in 0..SENT {
                 Frame::write_non_ram(false, &[1], &mut peer).unwrap();
             }
-            while hear.len() < waits_max {
+            while inbox.len() < waits_max {
                 thread::yield_now();
             }
             for _ in 0..SENT {
-                assert!(hear.len() <= waits_max);
-                assert!(matches!(hear.recv().unwrap(), Heard::Tail(bytes) if bytes == [1]));
+                assert!(inbox.len() <= waits_max);
+                assert!(matches!(inbox.recv().unwrap(), Received::Tail(bytes) if bytes == [1]));
             }
         }
     }

@@ -161,7 +161,7 @@ fn compressed(
     Some(best).filter(|best| rate(best) > bytes_per_s * WORTH)
 }
 
-/// A gain below this factor is not told.
+/// A gain below this factor is not reported.
 const WORTH: f64 = 1.05;
 
 /// Huge pages of hugetlbfs don't count as resident.

@@ -44,7 +44,7 @@ pub struct Migrated {
     /// reason says otherwise.
     pub report: Report,
     /// A switchover that is not over on this side: the VM is in doubt, or the other side has not
-    /// been told everything yet.
+    /// received everything yet.
     pub unsettled: Option<Driver>,
     /// Whether the VM's fate on this side is decided.
     pub decided: bool,

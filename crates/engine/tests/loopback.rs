@@ -11,7 +11,7 @@ use api::{MigrateRequest, Outcome, Phase, Progress, Report, TapChoice};
 use engine::{
     Arriving, Host, Local, Migrated, Peer, Refusal, Resources, SourceVm, Unsettled, Watch,
 };
-use identity::{Authority, Identity, Security, Subject, Wanted};
+use identity::{Authority, CertificateRequest, Identity, Security, Subject};
 use parking_lot::Mutex;
 use qemu::disks::GoesOn;
 use qemu::machine::{By, GuestPort, Machine, Start, UP_MAX, start};
@@ -172,8 +172,8 @@ fn secured(dir: &Path, name: &str) -> Security {
     }
     let authority = Authority::open(&ca).unwrap();
     let subject = Subject::host(name).unwrap();
-    let wanted = Wanted { out: dir.join(name), subject, days: 1, replace: false };
-    let files = authority.issue(&wanted).unwrap().files;
+    let request = CertificateRequest { out: dir.join(name), subject, days: 1, replace: false };
+    let files = authority.issue(&request).unwrap().files;
     Security::Tls(Arc::new(Identity::load(name, &files).unwrap()))
 }
 

@@ -244,7 +244,6 @@ pub struct VmFacts {
     /// here.
     pub may_crash_at_reset: bool,
     /// Whether its QEMU's program was replaced on disk since it started.
-    #[serde(default)]
     pub program_replaced: bool,
     /// Whether its QEMU has root's rights.
     pub runs_as_root: bool,

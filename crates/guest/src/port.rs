@@ -43,9 +43,9 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub enum Broken {
     /// The agent has disconnected.
-    Gone,
+    Disconnected,
     /// The agent has sent a new request.
-    Asked(Ask),
+    NewRequest(Ask),
     /// It took too long.
     Late,
     /// The port can't be used any more.
@@ -68,7 +68,7 @@ pub struct Port {
 }
 
 /// The result of a read.
-enum Heard {
+enum Received {
     Ask(Ask),
     Nothing,
     End,
@@ -103,11 +103,11 @@ impl Port {
     pub fn wait(&mut self) -> io::Result<Option<Ask>> {
         loop {
             // Read first: data that arrived before the wait triggers no event.
-            match self.hear()? {
-                Heard::Ask(ask) => return Ok(Some(ask)),
+            match self.receive()? {
+                Received::Ask(ask) => return Ok(Some(ask)),
                 // Part of a request was from an agent that has disconnected.
-                Heard::End => self.finder = AskFinder::default(),
-                Heard::Nothing => {}
+                Received::End => self.finder = AskFinder::default(),
+                Received::Nothing => {}
             }
             let mut event = [epoll::Event {
                 flags: epoll::EventFlags::empty(),
@@ -121,9 +121,9 @@ impl Port {
             let [event] = event;
             let flags = event.flags;
             if told > 0 && flags.contains(epoll::EventFlags::RDHUP) {
-                return match self.hear()? {
-                    Heard::Ask(ask) => Ok(Some(ask)),
-                    Heard::Nothing | Heard::End => Ok(None),
+                return match self.receive()? {
+                    Received::Ask(ask) => Ok(Some(ask)),
+                    Received::Nothing | Received::End => Ok(None),
                 };
             }
         }
@@ -145,7 +145,7 @@ impl Port {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Broken::Gone);
+                return Err(Broken::Disconnected);
             }
             // A connection triggers no event here, so the port is polled again.
             let timeout = Timespec::try_from(left.min(LOOK)).ok();
@@ -157,8 +157,8 @@ impl Port {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
-            if let Heard::Ask(ask) = self.hear().map_err(Broken::Failed)? {
-                return Err(Broken::Asked(ask));
+            if let Received::Ask(ask) = self.receive().map_err(Broken::Failed)? {
+                return Err(Broken::NewRequest(ask));
             }
         }
     }
@@ -171,7 +171,7 @@ impl Port {
         let mut rest = bytes;
         while !rest.is_empty() {
             match rustix::io::write(&self.port, rest) {
-                Ok(0) | Err(Errno::PIPE | Errno::CONNRESET) => return Err(Broken::Gone),
+                Ok(0) | Err(Errno::PIPE | Errno::CONNRESET) => return Err(Broken::Disconnected),
                 Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
@@ -213,10 +213,10 @@ impl Port {
         let [polled] = polled;
         let told = polled.revents();
         if told.contains(PollFlags::IN) {
-            return match self.hear().map_err(Broken::Failed)? {
-                Heard::Ask(ask) => Err(Broken::Asked(ask)),
-                Heard::End => Err(Broken::Gone),
-                Heard::Nothing => Ok(()),
+            return match self.receive().map_err(Broken::Failed)? {
+                Received::Ask(ask) => Err(Broken::NewRequest(ask)),
+                Received::End => Err(Broken::Disconnected),
+                Received::Nothing => Ok(()),
             };
         }
         if told.intersects(PollFlags::HUP | PollFlags::ERR) {
@@ -227,23 +227,23 @@ impl Port {
     }
 
     /// Reads everything available. The last request counts.
-    fn hear(&mut self) -> io::Result<Heard> {
-        let mut heard = Heard::Nothing;
+    fn receive(&mut self) -> io::Result<Received> {
+        let mut received = Received::Nothing;
         loop {
             match rustix::io::read(&self.port, &mut self.room[..]) {
                 Ok(0) | Err(Errno::CONNRESET) => {
-                    return Ok(match heard {
-                        Heard::Ask(ask) => Heard::Ask(ask),
-                        Heard::Nothing | Heard::End => Heard::End,
+                    return Ok(match received {
+                        Received::Ask(ask) => Received::Ask(ask),
+                        Received::Nothing | Received::End => Received::End,
                     });
                 }
                 Ok(length) => {
                     let bytes = self.room.get(..length).unwrap_or_default();
                     if let Some(ask) = self.finder.take(bytes) {
-                        heard = Heard::Ask(ask);
+                        received = Received::Ask(ask);
                     }
                 }
-                Err(Errno::AGAIN) => return Ok(heard),
+                Err(Errno::AGAIN) => return Ok(received),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }

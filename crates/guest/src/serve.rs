@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use cachemap::{Ask, Budget, Device, End, Greeting, Reply, Run, VERSION, Wanted};
+use cachemap::{AnswerKind, Ask, Budget, Device, End, Greeting, Reply, Run, VERSION};
 
 use crate::port::{Broken, Port};
 use crate::survey::{Sink, Stop, SurveyError, survey};
@@ -34,8 +34,8 @@ pub fn serve(port: &mut Port) -> io::Result<()> {
             },
         };
         match answer(port, &ask) {
-            Ok(()) | Err(Broken::Gone | Broken::Late) => {}
-            Err(Broken::Asked(newer)) => next = Some(newer),
+            Ok(()) | Err(Broken::Disconnected | Broken::Late) => {}
+            Err(Broken::NewRequest(newer)) => next = Some(newer),
             Err(Broken::Failed(error)) => return Err(error),
         }
     }
@@ -45,7 +45,7 @@ fn answer(port: &mut Port, ask: &Ask) -> Result<(), Broken> {
     port.meet()?;
     let budget = ask.budget.bounded();
     let until = Instant::now() + Duration::from_millis(budget.time_ms.into()) + GRACE;
-    if ask.wanted == Wanted::Greeting || ask.version != VERSION {
+    if ask.answer == AnswerKind::Greeting || ask.version != VERSION {
         let program = PROGRAM.to_owned();
         let clears = crate::clearing::clears();
         let greeting = Greeting { version: VERSION, nonce: ask.nonce, program, clears };
@@ -61,7 +61,7 @@ fn answer(port: &mut Port, ask: &Ask) -> Result<(), Broken> {
             reply.finish(summary, &mut bytes);
             port.send(&bytes, until)
         }
-        (Err(SurveyError::Abandoned), None) => Err(Broken::Gone),
+        (Err(SurveyError::Abandoned), None) => Err(Broken::Disconnected),
         (Err(error), None) => {
             let Answer { reply, mut bytes, .. } = answer;
             reply.refuse(&error.to_string(), &mut bytes);
@@ -152,7 +152,7 @@ impl Default for Counted {
         let mut packed = Vec::new();
         let budget = Budget::default();
         let ask =
-            Ask { version: VERSION, nonce: 0, wanted: Wanted::Map, budget, runs_max: u32::MAX };
+            Ask { version: VERSION, nonce: 0, answer: AnswerKind::Map, budget, runs_max: u32::MAX };
         let reply = Reply::new(&ask, PROGRAM, &mut packed);
         Self { reply, packed, devices: Vec::new(), bytes: 0 }
     }

@@ -17,7 +17,7 @@ use crate::disks::Extent;
 use crate::file::{self, Effort};
 use crate::found::Entry;
 use crate::mounts::{Mount, Mounts, Number};
-use crate::told::Told;
+use crate::reported::ReportedPages;
 use crate::walk::{KERNEL_BYTES, Tree, Walk, efforts};
 
 /// Files that are opened, or found to be open, between checks of the budget.
@@ -106,7 +106,7 @@ pub fn survey(budget: Budget, sink: &mut dyn Sink) -> Result<Summary, SurveyErro
     let efforts = efforts().map_err(no_openat2)?;
     let batch = Batch::new().map_err(kernel("open /proc/kpageflags"))?;
     let mut survey = Survey {
-        told: Told::new(meter.memory_bytes() / 4),
+        reported: ReportedPages::new(meter.memory_bytes() / 4),
         meter,
         sink,
         batch,
@@ -140,7 +140,7 @@ struct Survey<'a> {
     sink: &'a mut dyn Sink,
     batch: Batch,
     devices: Vec<Device>,
-    told: Told,
+    reported: ReportedPages,
     /// Number of files examined, to tell them apart.
     files: u64,
     summary: Summary,
@@ -336,10 +336,10 @@ impl Survey<'_> {
         if self.batch.is_empty() {
             return self.breathe();
         }
-        let Self { batch, sink, told, left_out, .. } = self;
+        let Self { batch, sink, reported, left_out, .. } = self;
         let mut told_by_now = Ok(());
         let tell = |page, sector| {
-            if told_by_now.is_ok() && told.insert(page) {
+            if told_by_now.is_ok() && reported.insert(page) {
                 let sector = storage.first_sector + sector;
                 told_by_now = sink.run(Run { page, sector, pages: 1, device: storage.device });
             }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use identity::{Authority, Connection, Files, Identity, Security, Subject, Wanted};
+use identity::{Authority, CertificateRequest, Connection, Files, Identity, Security, Subject};
 use rustix::time::{ClockId, clock_gettime};
 
 const HEAD_BYTES: usize = 16 + 4 * 128;
@@ -61,8 +61,8 @@ fn host(dir: &Path, name: &str) -> Security {
     }
     let authority = Authority::open(&ca).expect("the CA");
     let subject = Subject::host(name).expect("a name");
-    let wanted = Wanted { subject, days: 1, out: dir.join(name), replace: false };
-    let files = authority.issue(&wanted).expect("a certificate").files;
+    let request = CertificateRequest { subject, days: 1, out: dir.join(name), replace: false };
+    let files = authority.issue(&request).expect("a certificate").files;
     Security::Tls(Arc::new(Identity::load(name, &files).expect("an identity")))
 }
 

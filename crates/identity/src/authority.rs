@@ -21,7 +21,7 @@ const MARK_BYTES: usize = 4;
 
 /// A request for a certificate.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct CertificateRequest {
     /// Its holder.
     pub subject: Subject,
     /// How long it is valid.
@@ -191,14 +191,14 @@ impl Authority {
     ///
     /// # Errors
     /// If files exist and must not be replaced, or can't be written.
-    pub fn issue(&self, wanted: &Wanted) -> Result<Issued, AuthorityError> {
+    pub fn issue(&self, request: &CertificateRequest) -> Result<Issued, AuthorityError> {
         let key = KeyPair::generate()?;
         let now = OffsetDateTime::now_utc();
         let mut params = CertificateParams::default();
-        params.distinguished_name = distinguished(wanted.subject.name());
-        params.subject_alt_names = vec![SanType::URI(wanted.subject.to_uri().try_into()?)];
+        params.distinguished_name = distinguished(request.subject.name());
+        params.subject_alt_names = vec![SanType::URI(request.subject.to_uri().try_into()?)];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = match wanted.subject {
+        params.extended_key_usages = match request.subject {
             // An agent is both server and client.
             Subject::Host(_) => {
                 vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth]
@@ -207,13 +207,13 @@ impl Authority {
         };
         params.use_authority_key_identifier_extension = true;
         params.not_before = now - BACKDATED;
-        let not_after = now + Duration::days(wanted.days.into());
+        let not_after = now + Duration::days(request.days.into());
         params.not_after = not_after.min(self.end());
         let certificate = params.signed_by(&key, &self.issuer)?;
 
-        files::make_dir(&wanted.out)?;
-        let files = Files::within(&wanted.out);
-        let mut writing = if wanted.replace {
+        files::make_dir(&request.out)?;
+        let files = Files::within(&request.out);
+        let mut writing = if request.replace {
             Writing::over()
         } else {
             Writing::new("add --replace to replace it, or choose another --out")
@@ -221,7 +221,7 @@ impl Authority {
         writing.add(&files.key, key.serialize_pem(), Readers::Owner)?;
         writing.add(&files.certificate, certificate.pem(), Readers::Everybody)?;
         writing.add(&files.authority, &self.certificate_pem, Readers::Everybody)?;
-        if matches!(wanted.subject, Subject::Host(_)) {
+        if matches!(request.subject, Subject::Host(_)) {
             writing.add(&files.content_key, &self.content_key, Readers::Owner)?;
         }
         writing.finish()?;

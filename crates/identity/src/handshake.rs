@@ -55,7 +55,7 @@ impl Identity {
         let end = UnbufferedServerConnection::new(shown.server()).map_err(HandshakeError::of)?;
         secure(end, stream, &*shown.calling).map_err(|error| match error {
             // Nothing had been sent yet that the peer could refuse.
-            HandshakeError::Unheard => HandshakeError::Silent,
+            HandshakeError::Unanswered => HandshakeError::Silent,
             error => self.explained(error),
         })
     }

@@ -9,7 +9,7 @@ use std::thread;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, ServerConnection};
 
-use crate::{Authority, Connection, Identity, Subject, Wanted};
+use crate::{Authority, CertificateRequest, Connection, Identity, Subject};
 
 const BYTES: usize = 3 << 20;
 
@@ -19,8 +19,8 @@ fn host(dir: &Path, name: &str) -> Identity {
         Authority::create(&ca, 10).unwrap();
     }
     let subject = Subject::host(name).unwrap();
-    let wanted = Wanted { subject, days: 1, out: dir.join(name), replace: false };
-    let files = Authority::open(&ca).unwrap().issue(&wanted).unwrap().files;
+    let request = CertificateRequest { subject, days: 1, out: dir.join(name), replace: false };
+    let files = Authority::open(&ca).unwrap().issue(&request).unwrap().files;
     Identity::load(name, &files).unwrap()
 }
 

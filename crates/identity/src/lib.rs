@@ -42,7 +42,7 @@ mod verify;
 mod writer;
 
 pub use admission::{Admission, AdmissionBounds, Admissions, LEAVING_MAX};
-pub use authority::{Authority, AuthorityError, Issued, Wanted};
+pub use authority::{Authority, AuthorityError, CertificateRequest, Issued};
 pub use certificate::Validity;
 pub use connection::Connection;
 pub use credentials::IdentityError;

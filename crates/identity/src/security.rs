@@ -86,7 +86,7 @@ mod tests {
     use rustls::AlertDescription;
 
     use super::*;
-    use crate::{Authority, Subject, Wanted};
+    use crate::{Authority, CertificateRequest, Subject};
 
     #[test]
     fn a_refusal_of_the_certificates_time_says_what_this_hosts_clock_says() {
@@ -95,8 +95,8 @@ mod tests {
         let authority = Authority::open(dir.path()).unwrap();
         let subject = Subject::host("a").unwrap();
         let out = authority.place_for(&subject);
-        let wanted = Wanted { subject, days: 10, out, replace: false };
-        let files = authority.issue(&wanted).unwrap().files;
+        let request = CertificateRequest { subject, days: 10, out, replace: false };
+        let files = authority.issue(&request).unwrap().files;
         let security = Security::Tls(Arc::new(Identity::load("a", &files).unwrap()));
         let refused = |alert: AlertDescription| security.refused(Refusal(alert.into())).to_string();
         let said = refused(AlertDescription::CertificateExpired);

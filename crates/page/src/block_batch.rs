@@ -202,12 +202,12 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Default)]
-    struct Heard {
+    struct Notified {
         acknowledged: AtomicU64,
         lost: AtomicU64,
     }
 
-    impl BlockIssuer for Heard {
+    impl BlockIssuer for Notified {
         fn acknowledged(&self, sequence: u64) {
             self.acknowledged.fetch_add(sequence, Relaxed);
         }
@@ -241,18 +241,18 @@ mod tests {
 
     #[test]
     fn an_issuer_is_notified_of_the_fate_of_each_batch() {
-        let heard = Arc::new(Heard::default());
+        let notified = Arc::new(Notified::default());
         let pool = Pool::new(4 * SLOT_BYTES);
         let issue = |sequence| {
             let mut batch = pool.take_blocks().unwrap();
             batch.sequence = sequence;
-            batch.notify(Arc::clone(&heard) as Arc<dyn BlockIssuer>);
+            batch.notify(Arc::clone(&notified) as Arc<dyn BlockIssuer>);
             batch
         };
         issue(1).acknowledged();
         drop(issue(20));
         issue(300).acknowledged();
-        assert_eq!((heard.acknowledged.load(Relaxed), heard.lost.load(Relaxed)), (301, 20));
+        assert_eq!((notified.acknowledged.load(Relaxed), notified.lost.load(Relaxed)), (301, 20));
         assert_eq!(pool.out_bytes(), 0);
     }
 }

@@ -99,7 +99,7 @@ impl Sample {
 struct Experiment {
     from: Level,
     from_bytes_per_s: f64,
-    /// Whether the window in which the change was made is over. That window still carries batches
+    /// Whether the window in which the change was made has ended. That window still carries batches
     /// of the old level.
     settled: bool,
 }

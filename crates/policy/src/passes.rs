@@ -38,7 +38,7 @@ pub struct PassesInput {
 /// What the passes tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counted {
-    /// The dirty rate; none before the second pass is over.
+    /// The dirty rate; none before the second pass has ended.
     pub dirty: Option<Dirty>,
     /// Bytes that the current pass has yet to send, by estimate.
     pub left_bytes: Option<u64>,

@@ -39,7 +39,7 @@ const PLANNED_SHARE: f64 = 0.95;
 #[derive(Clone, Copy, Debug)]
 pub struct BacklogInput {
     /// Guest bytes that the first pass has yet to hand over, as the tap counts;
-    /// none when it is over.
+    /// none when it has ended.
     pub first_pass_left_bytes: Option<u64>,
     /// Guest bytes by which QEMU can be ahead of the tap, with socket buffers full of records for
     /// zero pages.
@@ -48,7 +48,7 @@ pub struct BacklogInput {
     pub bodies_per_s: Option<f64>,
     /// The downtime goal.
     pub goal: Duration,
-    /// Whether QEMU is told to leave that much less.
+    /// Whether QEMU is ordered to leave that much less.
     pub counted: bool,
     /// The pool's full size.
     pub pool_bytes: u64,
@@ -108,7 +108,7 @@ pub struct Allowance {
 /// The input for the permission to finish.
 #[derive(Clone, Copy, Debug)]
 pub struct FinishInput {
-    /// Whether the first pass is over.
+    /// Whether the first pass has ended.
     pub first_pass_over: bool,
     /// Bytes of page bodies delivered per second.
     pub bodies_per_s: Option<f64>,

@@ -2,7 +2,7 @@
 //!
 //! A QEMU that an agent starts has the agent's environment. What a wrapper script or a unit set for
 //! an adopted QEMU is not carried over: a host that was broken into could name code of its own
-//! for the destination to load (`LD_PRELOAD`). Operators are told what is missing instead.
+//! for the destination to load (`LD_PRELOAD`). Operators read what is missing instead.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -61,7 +61,7 @@ pub struct GuestDisk {
 
 /// QEMU's answers.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct QemuAnswers {
     pub(crate) drives: Value,
     pub(crate) nodes: Value,
     pub(crate) graph: Value,
@@ -85,7 +85,7 @@ pub(crate) struct Plugged {
 /// # Errors
 /// If QEMU doesn't answer.
 pub fn disks(qmp: &Qmp, cwd: &Path) -> Result<Vec<GuestDisk>, QmpError> {
-    let said = Said {
+    let said = QemuAnswers {
         devices: plugged(qmp)?,
         drives: qmp.execute("query-block", json!({}))?,
         nodes: qmp.execute("query-named-block-nodes", json!({ "flat": true }))?,
@@ -151,7 +151,7 @@ impl Plugged {
     }
 }
 
-impl Said {
+impl QemuAnswers {
     pub(crate) fn disks(&self, cwd: &Path) -> Vec<GuestDisk> {
         let graph = Graph::of(&self.nodes, &self.graph);
         let mut buses = BTreeMap::new();
@@ -203,7 +203,7 @@ fn note_buses(devices: &Value, buses: &mut BTreeMap<String, u64>, depth: u32) {
 
 /// The disks in any answers, for the fuzzer and the tests.
 pub(crate) fn of_answers(answers: &Value) -> Vec<GuestDisk> {
-    let said = Said {
+    let said = QemuAnswers {
         drives: answers["query-block"].clone(),
         nodes: answers["query-named-block-nodes"].clone(),
         graph: answers["x-debug-query-block-graph"].clone(),

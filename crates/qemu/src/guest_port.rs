@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cachemap::{
-    Ask, Budget, CacheMap, Fault, Greeting, Limits, Listener, State, Summary, VERSION, Wanted,
+    AnswerKind, Ask, Budget, CacheMap, Fault, Greeting, Limits, Listener, State, Summary, VERSION,
 };
 use serde_json::json;
 
@@ -87,7 +87,7 @@ pub enum GuestError {
     },
     /// The helper violates the protocol.
     #[error(transparent)]
-    Said(#[from] Fault),
+    Answer(#[from] Fault),
 }
 
 /// The bounds of the pages that a helper can name, in a VM with that much RAM.
@@ -187,16 +187,16 @@ pub fn ask_in_parts(
     let mut listener = Listener::new(&map_ask(limits, budget), limits);
     let (mut runs, mut pages) = (0, 0);
     let mut hand_on = |listener: &Listener, is_all: bool| {
-        let (heard, heard_pages) = listener.heard();
+        let (received, received_pages) = listener.received();
         let worth = (pages / PART_SHARE).max(PART_PAGES_LEAST);
-        if heard > runs && (is_all || heard_pages - pages >= worth) {
+        if received > runs && (is_all || received_pages - pages >= worth) {
             part(listener.after(runs));
-            (runs, pages) = (heard, heard_pages);
+            (runs, pages) = (received, received_pages);
         }
     };
     let ended = converse(stream, &mut listener, patience, &mut |listener| hand_on(listener, false));
     // Of a helper that breaks rules, no more is taken than was passed on before.
-    if !matches!(ended, Err(GuestError::Said(_))) {
+    if !matches!(ended, Err(GuestError::Answer(_))) {
         hand_on(&listener, true);
     }
     ended?;
@@ -207,7 +207,7 @@ fn map_ask(limits: Limits, budget: Budget) -> Ask {
     Ask {
         version: VERSION,
         nonce: nonce(),
-        wanted: Wanted::Map,
+        answer: AnswerKind::Map,
         budget: budget.bounded(),
         runs_max: u32::try_from(limits.ram_pages).unwrap_or(RUNS_MAX).min(RUNS_MAX),
     }
@@ -221,7 +221,7 @@ pub fn greet(stream: &UnixStream, greeting: Duration) -> Result<Greeting, GuestE
     let ask = Ask {
         version: VERSION,
         nonce: nonce(),
-        wanted: Wanted::Greeting,
+        answer: AnswerKind::Greeting,
         budget: Budget::default(),
         runs_max: 0,
     };

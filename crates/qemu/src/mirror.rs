@@ -103,7 +103,7 @@ impl Mirrors {
         Ok(mirrors)
     }
 
-    /// Events of block jobs. Pass each to [`Mirrors::hear`].
+    /// Events of block jobs. Pass each to [`Mirrors::handle`].
     #[must_use]
     pub fn events(&self) -> &Receiver<Event> {
         &self.events
@@ -113,11 +113,11 @@ impl Mirrors {
     ///
     /// # Errors
     /// If it says that a mirror failed.
-    pub fn hear(&self, event: &Event) -> Result<(), MirrorError> {
+    pub fn handle(&self, event: &Event) -> Result<(), MirrorError> {
         let mut jobs = self.jobs.lock();
         let id = event.data["device"].as_str().unwrap_or_default();
         let Some(job) = jobs.iter_mut().find(|job| job.id == id) else { return Ok(()) };
-        job.hear(&event.name, &event.data);
+        job.handle(&event.name, &event.data);
         job.check()
     }
 
@@ -126,7 +126,7 @@ impl Mirrors {
     /// # Errors
     /// If a mirror failed.
     pub fn check(&self) -> Result<(), MirrorError> {
-        self.events.try_iter().try_for_each(|event| self.hear(&event))?;
+        self.events.try_iter().try_for_each(|event| self.handle(&event))?;
         self.jobs.lock().iter().try_for_each(Job::check)
     }
 
@@ -275,7 +275,7 @@ impl Mirrors {
                 });
             }
             match self.events.recv_timeout(left.min(LOOK)) {
-                Ok(event) => self.hear(&event)?,
+                Ok(event) => self.handle(&event)?,
                 Err(crossbeam_channel::RecvTimeoutError::Timeout) => {
                     let copied = self.look()?.unwrap_or(copied_bytes);
                     if matches!(limit, Limit::Stall(_)) && copied != copied_bytes {

@@ -27,7 +27,7 @@ pub struct ProcessId {
     pub boot: String,
 }
 
-/// A process of this host, alive or gone.
+/// A process of this host, which may have exited.
 #[derive(Debug)]
 pub struct Process {
     id: ProcessId,
@@ -43,7 +43,7 @@ pub(crate) const SEEING_TAKES: &str =
 pub enum ProcessError {
     /// There is no such process any more.
     #[error("process {pid} has exited")]
-    Gone {
+    Exited {
         /// Its process id.
         pid: u32,
     },
@@ -89,14 +89,14 @@ impl Process {
     /// The process of a record.
     ///
     /// # Errors
-    /// [`ProcessError::Gone`] also if another process has its id now. After any
+    /// [`ProcessError::Exited`] also if another process has its id now. After any
     /// other error it may be alive.
     pub fn find(id: &ProcessId) -> Result<Self, ProcessError> {
         let found = Self::now(id.pid)?;
         if found.id == *id && found.is_alive() {
             Ok(found)
         } else {
-            Err(ProcessError::Gone { pid: id.pid })
+            Err(ProcessError::Exited { pid: id.pid })
         }
     }
 
@@ -220,7 +220,7 @@ pub fn command_line_of(pid: u32) -> Result<Vec<String>, ProcessError> {
     let text = fs::read(path).map_err(|source| not_seen(pid, source))?;
     let text = text.strip_suffix(b"\0").unwrap_or(&text);
     if text.is_empty() {
-        return Err(ProcessError::Gone { pid });
+        return Err(ProcessError::Exited { pid });
     }
     Ok(text.split(|&byte| byte == 0).map(|one| String::from_utf8_lossy(one).into_owned()).collect())
 }
@@ -255,10 +255,10 @@ fn user_in(status: &str) -> Option<User> {
 
 fn not_seen(pid: u32, source: io::Error) -> ProcessError {
     match source.kind() {
-        io::ErrorKind::NotFound => ProcessError::Gone { pid },
+        io::ErrorKind::NotFound => ProcessError::Exited { pid },
         // It ended between the file's opening and its reading.
         _ if source.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {
-            ProcessError::Gone { pid }
+            ProcessError::Exited { pid }
         }
         io::ErrorKind::PermissionDenied => ProcessError::Denied { pid },
         _ => ProcessError::Local { action: "reading", pid, source },
@@ -271,9 +271,9 @@ pub(crate) fn proc_path(pid: u32, what: &str) -> PathBuf {
 
 fn pidfd(pid: u32) -> Result<OwnedFd, ProcessError> {
     let number =
-        i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(ProcessError::Gone { pid })?;
+        i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(ProcessError::Exited { pid })?;
     rustix::process::pidfd_open(number, PidfdFlags::empty()).map_err(|errno| match errno {
-        Errno::SRCH => ProcessError::Gone { pid },
+        Errno::SRCH => ProcessError::Exited { pid },
         errno => ProcessError::Local { action: "watching", pid, source: errno.into() },
     })
 }
@@ -325,9 +325,9 @@ mod tests {
         let me = Process::now(std::process::id()).unwrap();
         assert!(Process::find(me.id()).is_ok());
         let earlier = ProcessId { start_time: me.id().start_time - 1, ..me.id().clone() };
-        assert!(matches!(Process::find(&earlier), Err(ProcessError::Gone { .. })));
+        assert!(matches!(Process::find(&earlier), Err(ProcessError::Exited { .. })));
         let other_boot = ProcessId { boot: "other".to_owned(), ..me.id().clone() };
-        assert!(matches!(Process::find(&other_boot), Err(ProcessError::Gone { .. })));
+        assert!(matches!(Process::find(&other_boot), Err(ProcessError::Exited { .. })));
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub fn hide_in_command_line(words: &mut [String]) {
     hide_each(words.iter_mut());
 }
 
-/// A text, such as QEMU's messages, with its secrets hidden as far as they can be told.
+/// A text, such as QEMU's messages, with its secrets hidden as far as they are known.
 #[must_use]
 pub fn hidden_in_text(text: &str) -> String {
     address(text)

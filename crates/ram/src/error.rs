@@ -17,7 +17,7 @@ pub enum RamError {
     },
     /// QEMU has ended.
     #[error("QEMU's process {pid} has exited, and its memory with it")]
-    Gone {
+    Exited {
         /// QEMU's process.
         pid: u32,
     },

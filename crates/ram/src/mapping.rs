@@ -134,14 +134,14 @@ impl Mapping {
     /// Checks that the process still lives, so the number is still its own.
     ///
     /// # Errors
-    /// [`RamError::Gone`] if it has ended.
+    /// [`RamError::Exited`] if it has ended.
     pub fn still_there(&self) -> Result<(), RamError> {
         let Some(pidfd) = &self.pidfd else { return Ok(()) };
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         loop {
             match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)) {
                 Ok(0) => return Ok(()),
-                Ok(_) => return Err(RamError::Gone { pid: self.pid }),
+                Ok(_) => return Err(RamError::Exited { pid: self.pid }),
                 Err(Errno::INTR) => {}
                 Err(errno) => {
                     let source = errno.into();
@@ -292,7 +292,8 @@ impl Mapping {
         here: &[libc::iovec],
         there: &[libc::iovec],
     ) -> Result<usize, RamError> {
-        let pid = libc::pid_t::try_from(self.pid).map_err(|_| RamError::Gone { pid: self.pid })?;
+        let pid =
+            libc::pid_t::try_from(self.pid).map_err(|_| RamError::Exited { pid: self.pid })?;
         let count = |vectors: &[libc::iovec]| vectors.len().min(VECTORS_MAX) as libc::c_ulong;
         let (ours, theirs) = (here.as_ptr(), there.as_ptr());
         if way == Way::To {
@@ -323,7 +324,7 @@ impl Mapping {
         let pid = self.pid;
         match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => RamError::Denied { pid },
-            Some(libc::ESRCH) => RamError::Gone { pid },
+            Some(libc::ESRCH) => RamError::Exited { pid },
             // A page that can't be allocated raises a signal on access, but an error
             // code in a system call.
             Some(libc::EFAULT | libc::ENOMEM) if way == Way::To => RamError::NoMemory,
@@ -430,7 +431,7 @@ mod tests {
         }
         drop(input);
         cat.wait().unwrap();
-        assert!(matches!(mapping.write(0, &[1]), Err(RamError::Gone { .. })));
+        assert!(matches!(mapping.write(0, &[1]), Err(RamError::Exited { .. })));
     }
 
     /// Its number was reused by a process with the same memory at the same address:
@@ -445,12 +446,13 @@ mod tests {
         ended.wait().unwrap();
         let reused =
             Mapping { pid: own.pid, pidfd: Some(pidfd), base: own.base, bytes: 8192, _own: None };
-        let is_gone = |outcome: Result<(), RamError>| matches!(outcome, Err(RamError::Gone { .. }));
-        assert!(is_gone(reused.write(0, b"else")));
-        assert!(is_gone(reused.fill(0, 4096, 1)));
-        assert!(is_gone(reused.read(0, &mut [0; 4])));
-        assert!(is_gone(reused.present(0, &mut [false])));
-        assert!(is_gone(reused.data_ranges().map(drop)));
+        let has_exited =
+            |outcome: Result<(), RamError>| matches!(outcome, Err(RamError::Exited { .. }));
+        assert!(has_exited(reused.write(0, b"else")));
+        assert!(has_exited(reused.fill(0, 4096, 1)));
+        assert!(has_exited(reused.read(0, &mut [0; 4])));
+        assert!(has_exited(reused.present(0, &mut [false])));
+        assert!(has_exited(reused.data_ranges().map(drop)));
         let mut content = [0; 4];
         own.read(0, &mut content).unwrap();
         assert_eq!(&content, b"mine");

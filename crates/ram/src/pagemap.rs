@@ -65,7 +65,7 @@ fn is_uninherited(smaps: &str, addresses: &Range<u64>) -> bool {
 
 pub(crate) fn lost(pid: u32, source: io::Error) -> RamError {
     match source.kind() {
-        io::ErrorKind::NotFound => RamError::Gone { pid },
+        io::ErrorKind::NotFound => RamError::Exited { pid },
         io::ErrorKind::PermissionDenied => RamError::Denied { pid },
         _ => RamError::Local { action: "reading", pid, source },
     }
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_missing_process_is_gone() {
-        assert!(matches!(is_writable(u32::MAX, 0..1), Err(RamError::Gone { .. })));
+        assert!(matches!(is_writable(u32::MAX, 0..1), Err(RamError::Exited { .. })));
     }
 
     /// A file mapped into this process.

@@ -81,6 +81,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         fact("Not sent, already there", amount::size(report.named_bytes)),
         fact("Of that, from hosts of its rack", amount::size(report.peer_bytes)),
         fact("Of that, from its disks", from_disks(report)),
+        fact("Named before the migration", amount::size(report.named_before_bytes)),
         fact("Sent although expected from elsewhere", amount::size(report.again_bytes)),
         fact("Arrived while the VM was stopped", amount::size(report.stopped_bytes)),
         fact("Non-RAM stream", amount::size(report.residue_bytes)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use host::rights::{self, User};
 use nbd::reader::Endpoint;
 
-use crate::{Exporter, FileSource, Look, NbdSource, OpenError, Source};
+use crate::{Exporter, FileSource, NbdSource, OpenError, Probe, Source};
 
 /// The image that a VM uses, as this host can reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum Image {
 }
 
 /// An image in a format, with the other files that the VM's QEMU reads with it. What the image's
-/// own header names is not opened: QEMU may have been told otherwise, and an image's maker can
+/// own header names is not opened: QEMU may have other options, and an image's maker can
 /// name any file or server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {
@@ -119,7 +119,7 @@ impl Opening {
 /// An image that is being opened.
 #[derive(Debug)]
 pub struct Opens {
-    look: Look<Result<Opened, OpenError>>,
+    probe: Probe<Result<Opened, OpenError>>,
     what: String,
     patience: Duration,
 }
@@ -130,8 +130,8 @@ impl Opens {
     /// # Errors
     /// If it doesn't exist, can't be read, or its storage doesn't answer.
     pub fn wait(self) -> Result<Opened, OpenError> {
-        let Self { look, what, patience } = self;
-        look.wait().unwrap_or(Err(OpenError::Stalled { what, patience }))
+        let Self { probe, what, patience } = self;
+        probe.wait().unwrap_or(Err(OpenError::Stalled { what, patience }))
     }
 }
 
@@ -143,8 +143,8 @@ impl Opens {
 pub fn begin_to_open(image: &Image, how: &Opening) -> Result<Opens, OpenError> {
     let (what, patience) = (image.name(), how.patience);
     let (image, how) = (image.clone(), how.clone());
-    let look = Look::begin(patience, move || reach(&image, &how))?;
-    Ok(Opens { look, what, patience })
+    let probe = Probe::start(patience, move || reach(&image, &how))?;
+    Ok(Opens { probe, what, patience })
 }
 
 /// Opens an image; see [`begin_to_open`].

@@ -1,6 +1,6 @@
-//! The reader: threads that read wanted pages and pass them to the consumer.
+//! The reader: threads that read requested pages and pass them to the consumer.
 //!
-//! One thread at a time has the *turn*: it waits for wanted items and for the
+//! One thread at a time has the *turn*: it waits for requested items and for the
 //! pace, takes the next request's items, and only then passes the turn on. So
 //! requests start in order, and items that are not started can be taken from the
 //! end until the last moment. A watch thread notices requests without an
@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use data_threads::DataThreads;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::requested::{Requested, STRETCH_BYTES};
 use crate::size::Size;
-use crate::wanted::{STRETCH_BYTES, Wanted};
 use crate::{Consumer, Failure, Item, OpenError, Pace, Source};
 
 /// Failed requests in a row that end the reader, and failed ones altogether.
@@ -61,7 +61,7 @@ pub struct Settings {
     /// Requests at a time, each with a thread and a buffer of about 1 MiB,
     /// 1 to 64.
     pub in_flight: usize,
-    /// The largest gap between two wanted pages that is read with them rather than
+    /// The largest gap between two requested pages that is read with them rather than
     /// skipped; `None`: chosen by the storage's speed.
     pub gap_bytes_max: Option<u64>,
     /// How long a request may be without an answer.
@@ -87,7 +87,7 @@ impl Default for Settings {
 /// How far a reader is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Pages that are wanted and not started.
+    /// Pages that are requested and not started.
     pub wanted_pages: usize,
     /// Requests that are started and not answered.
     pub in_flight: usize,
@@ -107,7 +107,7 @@ pub struct Progress {
     pub abandoned_threads: usize,
 }
 
-/// Reads wanted pages of one image. Dropping it stops it.
+/// Reads requested pages of one image. Dropping it stops it.
 #[derive(Debug)]
 pub struct Reader {
     shared: Arc<Shared>,
@@ -124,9 +124,9 @@ struct Shared {
     /// Held by the thread that is about to take the next request's items.
     turn: Mutex<()>,
     state: Mutex<State>,
-    /// For the thread with the turn: something is wanted, or the reader is over.
-    wanted: Condvar,
-    /// For the watch: the reader is over, a request has started, or a thread has ended.
+    /// For the thread with the turn: something is requested, or the reader has ended.
+    requested: Condvar,
+    /// For the watch: the reader has ended, a request has started, or a thread has ended.
     watched: Condvar,
     /// For the owner: the reader is idle, or has ended.
     quiet: Condvar,
@@ -134,7 +134,7 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    wanted: Wanted,
+    requested: Requested,
     size: Size,
     /// One for each thread.
     desks: Vec<Desk>,
@@ -142,7 +142,7 @@ struct State {
     busy: usize,
     /// Threads that have not ended and are not left behind.
     live: usize,
-    /// Nothing is wanted or in flight.
+    /// Nothing is requested or in flight.
     idle: bool,
     /// The watch waits for a request to start.
     watch_rests: bool,
@@ -174,7 +174,7 @@ struct Request {
 }
 
 impl Reader {
-    /// Starts the threads; nothing is wanted yet.
+    /// Starts the threads; nothing is requested yet.
     ///
     /// # Errors
     /// If a thread can't be started, or too many of earlier readers still hang.
@@ -188,7 +188,7 @@ impl Reader {
         // A server may report any size; sums of offsets and pages must not wrap.
         let image_bytes = source.bytes().min(i64::MAX.unsigned_abs());
         let state = State {
-            wanted: Wanted::new(image_bytes),
+            requested: Requested::new(image_bytes),
             size: Size::new(STRETCH_BYTES, Instant::now()),
             desks: std::iter::repeat_with(Desk::default).take(in_flight).collect(),
             busy: 0,
@@ -208,7 +208,7 @@ impl Reader {
             image_bytes,
             turn: Mutex::new(()),
             state: Mutex::new(state),
-            wanted: Condvar::new(),
+            requested: Condvar::new(),
             watched: Condvar::new(),
             quiet: Condvar::new(),
         });
@@ -235,7 +235,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Adds wanted items. They take 16 bytes each until they are started; any
+    /// Adds requested items. They take 16 bytes each until they are started; any
     /// offset is allowed.
     ///
     /// # Errors
@@ -246,10 +246,10 @@ impl Reader {
             return Err(why.clone());
         }
         if !items.is_empty() {
-            state.wanted.add(items);
+            state.requested.add(items);
             state.idle = false;
             drop(state);
-            self.shared.wanted.notify_one();
+            self.shared.requested.notify_one();
         }
         Ok(())
     }
@@ -258,7 +258,7 @@ impl Reader {
     /// appends their tokens, highest first. Returns how many.
     pub fn take_from_the_end(&self, pages_max: usize, into: &mut Vec<u64>) -> usize {
         let mut state = self.shared.state.lock();
-        let taken = state.wanted.take_from_the_end(pages_max, into);
+        let taken = state.requested.take_from_the_end(pages_max, into);
         state.progress.taken_pages += taken as u64;
         self.shared.tell_if_idle(state);
         taken
@@ -276,7 +276,7 @@ impl Reader {
         self.shared.state.lock().over.clone()
     }
 
-    /// Waits until nothing is wanted and nothing is in flight.
+    /// Waits until nothing is requested and nothing is in flight.
     ///
     /// # Errors
     /// If it has failed or was stopped; all items have ended then.
@@ -336,12 +336,12 @@ impl Shared {
     /// Ends the reader. The first reason counts.
     fn end(&self, state: &mut State, why: Failure) {
         state.over.get_or_insert(why);
-        self.wanted.notify_all();
+        self.requested.notify_all();
         self.watched.notify_all();
     }
 
     fn tell_if_idle(&self, mut state: MutexGuard<'_, State>) {
-        let quiet = state.wanted.is_empty() && state.busy == 0 && state.over.is_none();
+        let quiet = state.requested.is_empty() && state.busy == 0 && state.over.is_none();
         if !quiet || state.idle {
             return;
         }
@@ -370,7 +370,7 @@ impl Shared {
 
 impl State {
     fn progress(&self) -> Progress {
-        let wanted_pages = self.wanted.len();
+        let wanted_pages = self.requested.len();
         let in_flight = self.desks.iter().filter(|desk| desk.request.is_some()).count();
         Progress { wanted_pages, in_flight, ..self.progress }
     }

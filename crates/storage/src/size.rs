@@ -42,13 +42,13 @@ struct Rate {
     bytes: u64,
     /// Since when those bytes were read, without the time in which nothing was requested.
     since: Instant,
-    heard: Instant,
+    measured_at: Instant,
 }
 
 impl Rate {
-    fn heard(&mut self, bytes: u64, began: Instant, now: Instant) {
-        self.since += began.saturating_duration_since(self.heard);
-        self.heard = now;
+    fn measured(&mut self, bytes: u64, began: Instant, now: Instant) {
+        self.since += began.saturating_duration_since(self.measured_at);
+        self.measured_at = now;
         self.bytes += bytes;
         let passed = now.saturating_duration_since(self.since);
         if passed >= WINDOW {
@@ -61,7 +61,7 @@ impl Rate {
 
 impl Size {
     pub(crate) fn new(max: u64, now: Instant) -> Self {
-        let rate = Rate { bytes_per_s: 0.0, bytes: 0, since: now, heard: now };
+        let rate = Rate { bytes_per_s: 0.0, bytes: 0, since: now, measured_at: now };
         Self { bytes: FIRST.min(max), max, changed: now, rate }
     }
 
@@ -76,8 +76,8 @@ impl Size {
     }
 
     /// Records that a request was answered.
-    pub(crate) fn heard(&mut self, bytes: u64, began: Instant, now: Instant) {
-        self.rate.heard(bytes, began, now);
+    pub(crate) fn measured(&mut self, bytes: u64, began: Instant, now: Instant) {
+        self.rate.measured(bytes, began, now);
         if began < self.changed {
             return;
         }
@@ -115,7 +115,7 @@ mod tests {
             }
             let (bytes, began, ends) = flying.pop_front().unwrap();
             *now = ends;
-            size.heard(bytes, began, *now);
+            size.measured(bytes, began, *now);
         }
         size.bytes()
     }
@@ -151,11 +151,11 @@ mod tests {
     fn small_requests_say_nothing_of_larger_ones() {
         let now = Instant::now();
         let mut size = Size::new(1 << 20, now);
-        size.heard(4096, now, now);
+        size.measured(4096, now, now);
         assert_eq!(size.bytes(), FIRST);
         let mut size = Size::new(32 << 10, now);
         assert_eq!(size.bytes(), 32 << 10);
-        size.heard(4096, now, now + TARGET * 3);
+        size.measured(4096, now, now + TARGET * 3);
         assert_eq!(size.bytes(), 32 << 10);
     }
 }

@@ -2,8 +2,8 @@
 //! itself before that.
 
 mod effects;
-mod heard;
 mod noted;
+mod received;
 mod restarted;
 #[cfg(test)]
 mod tests;
@@ -26,7 +26,7 @@ pub enum Event {
     /// QEMU has loaded the VM, and is paused.
     Loaded,
     /// The source sent a message.
-    Heard(Envelope<ToDestination>),
+    Received(Envelope<ToDestination>),
     /// The control connection has ended.
     ConnectionLost {
         /// Why it ended.
@@ -75,7 +75,7 @@ pub enum Action {
     /// Remove the journal, durably. A failure is handled as that of a record.
     Forget,
     /// Send the message over any connection to the source. It may be lost.
-    Say(Envelope<ToSource>),
+    Send(Envelope<ToSource>),
     /// Run the VM. Results in [`Event::Runs`], [`Event::ContFailed`] or [`Event::QemuExited`]. If the
     /// VM runs already, the result is [`Event::Runs`].
     QemuCont,
@@ -114,7 +114,7 @@ enum State {
     Arriving,
     /// The VM is loaded. The source knows whose it is.
     Loaded,
-    /// The VM is to run here. `fresh`: the source ordered it and keeps its copy until it hears
+    /// The VM is to run here. `fresh`: the source ordered it and keeps its copy until it receives
     /// `running`, and the VM certainly has not run yet, so it may still be refused.
     Starting { fresh: bool },
     /// The VM is here. The source may not know.
@@ -167,8 +167,8 @@ impl Machine {
     pub fn step(&mut self, event: Event) -> Vec<Action> {
         let wrote = std::mem::take(&mut self.wrote);
         let actions = match event {
-            Event::Heard(said) if said.migration != self.id => Vec::new(),
-            Event::Heard(said) => self.heard(said.message),
+            Event::Received(said) if said.migration != self.id => Vec::new(),
+            Event::Received(said) => self.received(said.message),
             Event::JournalFailed { reason } if wrote => self.unwritten(reason),
             Event::Loaded => self.loaded(),
             Event::ConnectionLost { reason } => self.cut_off(reason),
@@ -226,13 +226,13 @@ impl Machine {
             return Vec::new();
         }
         self.state = State::Loaded;
-        vec![Action::Journal(Record::Loaded), self.say(ToSource::Loaded)]
+        vec![Action::Journal(Record::Loaded), self.send(ToSource::Loaded)]
     }
 
     fn cut_off(&mut self, reason: Reason) -> Vec<Action> {
         match self.state {
             State::Arriving => self.end(reason),
-            State::Loaded => vec![self.say(ToSource::Loaded)],
+            State::Loaded => vec![self.send(ToSource::Loaded)],
             _ => Vec::new(),
         }
     }
@@ -260,7 +260,7 @@ impl Machine {
 
     fn unwritten(&mut self, reason: Reason) -> Vec<Action> {
         match self.state {
-            // The source has not been told yet.
+            // The source has not been notified yet.
             State::Loaded => {
                 self.state = State::Arriving;
                 self.end(reason)
@@ -273,7 +273,7 @@ impl Machine {
                 self.doubting(Doubt::CannotNote { reason }, Vec::new())
             }
             // `starting` is on disk: a restart finds the VM running, or lost.
-            State::Running if self.run => vec![self.say(ToSource::Running)],
+            State::Running if self.run => vec![self.send(ToSource::Running)],
             State::Running => {
                 self.state = State::Loaded;
                 self.end(reason)
@@ -284,9 +284,9 @@ impl Machine {
             }
             State::Refused => {
                 self.noted = false;
-                vec![self.say_refused()]
+                vec![self.send_refused()]
             }
-            State::Lost => vec![self.say_lost()],
+            State::Lost => vec![self.send_lost()],
             State::Over => {
                 self.state = State::Forgetting;
                 Vec::new()
@@ -299,7 +299,7 @@ impl Machine {
         match self.state {
             State::Arriving => self.end(Reason::new("the VM did not arrive in time")),
             State::Loaded => {
-                let said = self.say(ToSource::Loaded);
+                let said = self.send(ToSource::Loaded);
                 match self.doubt {
                     None => self.doubting(Doubt::NoVerdict, vec![said]),
                     Some(_) => vec![said],
@@ -309,14 +309,14 @@ impl Machine {
             // run on disks that the other copy has changed.
             State::Starting { fresh: false } if self.is_taken_back() => Vec::new(),
             State::Starting { .. } => vec![Action::QemuCont],
-            State::Running | State::Left => vec![self.say(ToSource::Running)],
+            State::Running | State::Left => vec![self.send(ToSource::Running)],
             State::Ending { .. } => vec![Action::QemuKill],
-            State::Refused if self.noted => vec![self.say_refused()],
+            State::Refused if self.noted => vec![self.send_refused()],
             State::Refused => {
                 self.noted = true;
-                vec![self.refused_record(), self.say_refused()]
+                vec![self.refused_record(), self.send_refused()]
             }
-            State::Lost => vec![self.say_lost()],
+            State::Lost => vec![self.send_lost()],
             State::Forgetting => self.forget(),
             State::Over => Vec::new(),
         }
@@ -326,16 +326,16 @@ impl Machine {
         Action::Journal(Record::Refused { reason: self.reason.clone() })
     }
 
-    fn say_refused(&self) -> Action {
-        self.say(ToSource::Refused { reason: self.reason.clone() })
+    fn send_refused(&self) -> Action {
+        self.send(ToSource::Refused { reason: self.reason.clone() })
     }
 
-    fn say_lost(&self) -> Action {
-        self.say(ToSource::Lost { reason: self.reason.clone() })
+    fn send_lost(&self) -> Action {
+        self.send(ToSource::Lost { reason: self.reason.clone() })
     }
 
-    fn say(&self, message: ToSource) -> Action {
-        Action::Say(Envelope { migration: self.id.clone(), message })
+    fn send(&self, message: ToSource) -> Action {
+        Action::Send(Envelope { migration: self.id.clone(), message })
     }
 
     fn doubting(&mut self, doubt: Doubt, mut actions: Vec<Action>) -> Vec<Action> {

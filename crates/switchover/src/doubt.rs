@@ -7,7 +7,7 @@ use crate::reason::Reason;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Doubt {
     /// Source: the VM was given up, and the destination has not answered since.
-    Unheard,
+    Unanswered,
     /// Source: the VM was given up, and the destination's agent does not know the migration.
     UnknownThere,
     /// Source: the VM ran at the destination, or may have, and died there. The copy here is older
@@ -67,7 +67,7 @@ impl Doubt {
         );
         let there = format!("`droveway resolve {vm} --there`");
         match self {
-            Self::Unheard => format!(
+            Self::Unanswered => format!(
                 "{vm} was given to {peer}, which has not answered since. It is kept here, stopped, \
                  and the agent keeps querying {peer}. If {peer} never comes back: {here}. If {vm} \
                  runs there: {there}"

@@ -71,7 +71,7 @@ pub fn events(bytes: &[u8]) {
             }
             go_said |= doing.iter().any(says_go);
             released |= match &event {
-                Event::Heard(said) => matches!(said.message, ToSource::Refused { .. }),
+                Event::Received(said) => matches!(said.message, ToSource::Refused { .. }),
                 event => *event == Event::Resolve(Resolution::Here),
             };
             doing = source.step(event);
@@ -89,27 +89,27 @@ pub fn events(bytes: &[u8]) {
 }
 
 fn says_go(action: &source::Action) -> bool {
-    let source::Action::Say(said) = action else { return false };
+    let source::Action::Send(said) = action else { return false };
     matches!(said.message, ToDestination::Go { .. })
 }
 
 fn source_event(id: &MigrationId, byte: u8) -> Option<source::Event> {
     use source::Event::{
-        ByOwner, CannotGoOn, Completed, ConnectionLost, GiveUp, Heard, JournalFailed, NotCompleted,
-        QemuExited, Resolve, Stopped, Timeout, WentOn,
+        ByOwner, CannotGoOn, Completed, ConnectionLost, GiveUp, JournalFailed, NotCompleted,
+        QemuExited, Received, Resolve, Stopped, Timeout, WentOn,
     };
     let reason = || "fuzz".into();
-    let heard = |message| Heard(Envelope { migration: id.clone(), message });
+    let received = |message| Received(Envelope { migration: id.clone(), message });
     Some(match byte {
         0 => Stopped { run: true },
         1 => Stopped { run: false },
         2 => Completed,
         3 => NotCompleted { reason: reason() },
-        4 => heard(ToSource::Loaded),
-        5 => heard(ToSource::Running),
-        6 => heard(ToSource::Refused { reason: reason() }),
-        7 => heard(ToSource::Lost { reason: reason() }),
-        8 => heard(ToSource::Unknown),
+        4 => received(ToSource::Loaded),
+        5 => received(ToSource::Running),
+        6 => received(ToSource::Refused { reason: reason() }),
+        7 => received(ToSource::Lost { reason: reason() }),
+        8 => received(ToSource::Unknown),
         9 => ConnectionLost { reason: reason() },
         10 => GiveUp { reason: reason() },
         11 => Timeout,
@@ -127,17 +127,17 @@ fn source_event(id: &MigrationId, byte: u8) -> Option<source::Event> {
 
 fn destination_event(id: &MigrationId, byte: u8) -> Option<destination::Event> {
     use destination::Event::{
-        ConnectionLost, ContFailed, GiveUp, Heard, JournalFailed, Left, Loaded, QemuExited,
+        ConnectionLost, ContFailed, GiveUp, JournalFailed, Left, Loaded, QemuExited, Received,
         Resolve, Runs, Timeout,
     };
     let reason = || "fuzz".into();
-    let heard = |message| Heard(Envelope { migration: id.clone(), message });
+    let received = |message| Received(Envelope { migration: id.clone(), message });
     Some(match byte {
         32 => Loaded,
-        33 => heard(ToDestination::Go { run: true }),
-        34 => heard(ToDestination::Go { run: false }),
-        35 => heard(ToDestination::Aborted { reason: reason() }),
-        36 => heard(ToDestination::Unknown),
+        33 => received(ToDestination::Go { run: true }),
+        34 => received(ToDestination::Go { run: false }),
+        35 => received(ToDestination::Aborted { reason: reason() }),
+        36 => received(ToDestination::Unknown),
         37 => ConnectionLost { reason: reason() },
         38 => GiveUp { reason: reason() },
         39 => Timeout,

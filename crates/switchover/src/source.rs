@@ -1,8 +1,8 @@
 //! The source's side: it has the VM until it gives it up, once.
 
 mod effects;
-mod heard;
 mod noted;
+mod received;
 mod restarted;
 #[cfg(test)]
 mod tests;
@@ -43,7 +43,7 @@ pub enum Event {
         reason: Reason,
     },
     /// The destination sent a message.
-    Heard(Envelope<ToSource>),
+    Received(Envelope<ToSource>),
     /// The control connection has ended.
     ConnectionLost {
         /// Why it ended.
@@ -86,7 +86,7 @@ pub enum Action {
     /// Remove the journal, durably. A failure is handled as that of a record.
     Forget,
     /// Send the message over any connection to the destination. It may be lost.
-    Say(Envelope<ToDestination>),
+    Send(Envelope<ToDestination>),
     /// Wait until QEMU reports how its migration ended. Results in [`Event::Completed`],
     /// [`Event::NotCompleted`] or [`Event::QemuExited`].
     QemuAwaitCompleted,
@@ -110,7 +110,7 @@ pub enum Action {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// It is the destination's.
-    Gone,
+    Moved,
     /// It stays here, and continues.
     Stays {
         /// Why it did not move.
@@ -188,8 +188,8 @@ impl Machine {
     pub fn step(&mut self, event: Event) -> Vec<Action> {
         let wrote = std::mem::take(&mut self.wrote);
         let actions = match event {
-            Event::Heard(said) if said.migration != self.id => Vec::new(),
-            Event::Heard(said) => self.heard(said.message),
+            Event::Received(said) if said.migration != self.id => Vec::new(),
+            Event::Received(said) => self.received(said.message),
             Event::JournalFailed { reason } if wrote => self.unwritten(reason),
             Event::JournalFailed { .. } => Vec::new(),
             Event::Resolve(resolution) => self.resolved(resolution),
@@ -291,7 +291,7 @@ impl Machine {
     }
 
     /// Keeps the VM. `aborted` is on disk before the VM continues. The VM continues before the
-    /// destination is told, because the destination may read slowly, or not at all.
+    /// destination is notified, because the destination may read slowly, or not at all.
     fn abort(&mut self, reason: Reason) -> Vec<Action> {
         self.reason = reason;
         if self.copy == Copy::Dead {
@@ -303,12 +303,12 @@ impl Machine {
 
     fn write_aborted(&self) -> Vec<Action> {
         let record = Record::Aborted { reason: self.reason.clone() };
-        vec![Action::Journal(record), Action::QemuGoOn { run: self.run }, self.say_aborted()]
+        vec![Action::Journal(record), Action::QemuGoOn { run: self.run }, self.send_aborted()]
     }
 
     fn unwritten(&mut self, reason: Reason) -> Vec<Action> {
         match self.state {
-            // The destination has the only copy, and was not told to run it: try again later.
+            // The destination has the only copy, and was not ordered to run it: try again later.
             State::Committed if self.copy == Copy::Dead => {
                 self.state = State::Ours { stopped: true, loaded: true, completed: true };
                 self.doubting(Doubt::CannotNote { reason }, Vec::new())
@@ -322,12 +322,12 @@ impl Machine {
                 self.write_aborted()
             }
             State::Aborting { risky: true } => {
-                let said = self.say_aborted();
+                let said = self.send_aborted();
                 self.doubting(Doubt::CannotNote { reason }, vec![said])
             }
             // Without the record, a restart aborts too.
             State::Aborting { risky: false } => {
-                vec![Action::QemuGoOn { run: self.run }, self.say_aborted()]
+                vec![Action::QemuGoOn { run: self.run }, self.send_aborted()]
             }
             State::Reclaiming | State::TakingBack | State::Dropping | State::Dropped => {
                 self.state = State::Committed;
@@ -350,7 +350,7 @@ impl Machine {
             State::Ours { .. } => self.abort(Reason::new("the destination did not answer in time")),
             State::Committed if self.doubt.is_none() => {
                 let go = self.go();
-                self.doubting(Doubt::Unheard, vec![go])
+                self.doubting(Doubt::Unanswered, vec![go])
             }
             State::Committed | State::Dropped => vec![self.go()],
             State::Aborting { risky: true } => self.write_aborted(),
@@ -358,7 +358,7 @@ impl Machine {
             // on disks that it has changed. Only an operator knows whether it is to continue then.
             State::TakingBack if self.doubt == Some(Doubt::RunsThereToo) => Vec::new(),
             State::Aborting { .. } | State::Reclaiming | State::TakingBack => vec![go_on],
-            State::TakenBack => vec![self.say_aborted()],
+            State::TakenBack => vec![self.send_aborted()],
             State::Leaving | State::Dropping => vec![Action::QemuQuit],
             State::Forgetting => self.forget(Vec::new()),
             State::Over => Vec::new(),
@@ -366,15 +366,15 @@ impl Machine {
     }
 
     fn go(&self) -> Action {
-        self.say(ToDestination::Go { run: self.run })
+        self.send(ToDestination::Go { run: self.run })
     }
 
-    fn say_aborted(&self) -> Action {
-        self.say(ToDestination::Aborted { reason: self.reason.clone() })
+    fn send_aborted(&self) -> Action {
+        self.send(ToDestination::Aborted { reason: self.reason.clone() })
     }
 
-    fn say(&self, message: ToDestination) -> Action {
-        Action::Say(Envelope { migration: self.id.clone(), message })
+    fn send(&self, message: ToDestination) -> Action {
+        Action::Send(Envelope { migration: self.id.clone(), message })
     }
 
     fn doubting(&mut self, doubt: Doubt, mut actions: Vec<Action>) -> Vec<Action> {
@@ -389,7 +389,7 @@ impl Machine {
     fn forget(&mut self, mut actions: Vec<Action>) -> Vec<Action> {
         self.state = State::Over;
         self.doubt = None;
-        actions.extend([Action::Forget, self.say(ToDestination::Unknown)]);
+        actions.extend([Action::Forget, self.send(ToDestination::Unknown)]);
         actions
     }
 }

@@ -15,7 +15,7 @@ use crate::shared::{Channels, Shared};
 use crate::socket::discard;
 
 /// What is known of a connection before it is read.
-pub(crate) enum Begun {
+pub(crate) enum AlreadyRead {
     /// Nothing.
     Unknown,
     /// It is the main channel, and these bytes were read from it.
@@ -34,8 +34,8 @@ pub(crate) fn accept(shared: &Arc<Shared>, listener: UnixListener) {
 }
 
 /// Reads connections that were accepted and noted already, and waits for all to end.
-pub(crate) fn read(shared: &Arc<Shared>, connections: Vec<(UnixStream, Begun)>) {
-    let read_one = |(number, (socket, begun))| begin(shared, socket, number, begun);
+pub(crate) fn read(shared: &Arc<Shared>, connections: Vec<(UnixStream, AlreadyRead)>) {
+    let read_one = |(number, (socket, already_read))| begin(shared, socket, number, already_read);
     let threads = begin_all(shared, (0..).zip(connections).map(read_one));
     join_all(shared, threads);
 }
@@ -44,8 +44,8 @@ type Begin = Result<JoinHandle<()>, TapError>;
 
 /// Starts all connections, or those before the first that fails.
 fn begin_all(shared: &Shared, connections: impl Iterator<Item = Begin>) -> Vec<JoinHandle<()>> {
-    let begun = |one: Begin| one.map_err(|error| shared.end(error)).ok();
-    connections.map_while(begun).collect()
+    let started = |one: Begin| one.map_err(|error| shared.end(error)).ok();
+    connections.map_while(started).collect()
 }
 
 fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) {
@@ -73,18 +73,23 @@ fn accept_one(shared: &Arc<Shared>, listener: &UnixListener, number: usize) -> B
         TapError::Io { what: "waiting for QEMU to connect", source }
     })?;
     shared.note(&socket)?;
-    begin(shared, socket, number, Begun::Unknown)
+    begin(shared, socket, number, AlreadyRead::Unknown)
 }
 
 /// Reads a connection on its own thread.
-fn begin(shared: &Arc<Shared>, socket: UnixStream, number: usize, begun: Begun) -> Begin {
+fn begin(
+    shared: &Arc<Shared>,
+    socket: UnixStream,
+    number: usize,
+    already_read: AlreadyRead,
+) -> Begin {
     let shared = Arc::clone(shared);
     data_threads::spawn(format!("tap-{number}"), move || {
         // Created before the membership, so it is dropped after it: by then the
         // panic's message is recorded.
         let _reading_on = ReadingOn { shared: &shared, socket: &socket };
         let _member = shared.output.threads().as_ref().map(DataThreads::join);
-        if let Err(error) = serve(&shared, &socket, number, begun) {
+        if let Err(error) = serve(&shared, &socket, number, already_read) {
             shared.end(error);
             discard(&socket);
         }
@@ -114,15 +119,15 @@ fn serve(
     shared: &Shared,
     socket: &UnixStream,
     number: usize,
-    begun: Begun,
+    already_read: AlreadyRead,
 ) -> Result<(), TapError> {
     if shared.stopping.load(SeqCst) {
         return Err(TapError::Stopped);
     }
-    match begun {
-        Begun::Unknown => serve_unknown(shared, socket, number),
-        Begun::Main(before) => main(shared, socket, number, &before),
-        Begun::Channel(id, before) => multifd(shared, socket, number, (id, &before)),
+    match already_read {
+        AlreadyRead::Unknown => serve_unknown(shared, socket, number),
+        AlreadyRead::Main(before) => main(shared, socket, number, &before),
+        AlreadyRead::Channel(id, before) => multifd(shared, socket, number, (id, &before)),
     }
 }
 

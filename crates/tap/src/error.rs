@@ -70,7 +70,7 @@ pub enum TapError {
 
 impl TapError {
     /// Whether QEMU's stream can't be split, so that the next one can't either. An error of a
-    /// connection shows nothing of the kind: QEMU may have been told to cancel.
+    /// connection shows nothing of the kind: QEMU may have been ordered to cancel.
     #[must_use]
     pub fn is_of_stream(&self) -> bool {
         match self {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use page::Pool;
 use parking_lot::Mutex;
 
-use crate::accept::{Begun, accept, read};
+use crate::accept::{AlreadyRead, accept, read};
 use crate::answer::Answer;
 use crate::counters::Counters;
 use crate::error::TapError;
@@ -78,10 +78,10 @@ impl Taken {
         std::iter::once(&self.main).chain(self.channels.iter().map(|one| &one.socket))
     }
 
-    fn into_connections(self) -> Vec<(UnixStream, Begun)> {
-        let begun = |one: TakenChannel| (one.socket, Begun::Channel(one.id, one.before));
-        let channels = self.channels.into_iter().map(begun);
-        std::iter::once((self.main, Begun::Main(self.before))).chain(channels).collect()
+    fn into_connections(self) -> Vec<(UnixStream, AlreadyRead)> {
+        let connection = |one: TakenChannel| (one.socket, AlreadyRead::Channel(one.id, one.before));
+        let channels = self.channels.into_iter().map(connection);
+        std::iter::once((self.main, AlreadyRead::Main(self.before))).chain(channels).collect()
     }
 }
 

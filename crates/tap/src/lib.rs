@@ -6,7 +6,7 @@
 //! Pages are parsed in place, in the pool's buffers that they were read into;
 //! an empty pool blocks the threads, and so QEMU.
 //!
-//! The stream is over when every connection has ended between two packets or
+//! The stream has ended when every connection has ended between two packets or
 //! sections: QEMU closes them all at the end of a migration.
 
 #![forbid(unsafe_code)]

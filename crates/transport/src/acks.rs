@@ -90,7 +90,7 @@ pub struct Acks<'c, X> {
 }
 
 /// A reply of the destination on a lane.
-enum Said {
+enum Reply {
     Ack(Ack),
     Answer(Answer),
 }
@@ -114,28 +114,28 @@ impl<'c, X> Acks<'c, X> {
         let reply = self.read_reply()?;
         data_threads::point();
         let known = match reply {
-            Some(Said::Ack(ack)) => self.flight.acknowledged(ack.placed),
-            Some(Said::Answer(answer)) => self.flight.answered(answer),
+            Some(Reply::Ack(ack)) => self.flight.acknowledged(ack.placed),
+            Some(Reply::Answer(answer)) => self.flight.answered(answer),
             None => None,
         };
         known.map(|()| self.released).ok_or_else(|| self.released.nonsense())
     }
 
     /// None if it is neither kind.
-    fn read_reply(&mut self) -> io::Result<Option<Said>> {
+    fn read_reply(&mut self) -> io::Result<Option<Reply>> {
         let (ack, rest) =
             self.bytes.split_first_chunk_mut::<{ Ack::BYTES }>().expect("an answer is longer");
         self.reader.read_exact(ack)?;
         if !ack.first_chunk().is_some_and(Answer::begins) {
-            return Ok(Ack::parse(ack).ok().map(Said::Ack));
+            return Ok(Ack::parse(ack).ok().map(Reply::Ack));
         }
         self.reader.read_exact(rest)?;
-        Ok(Answer::parse(&self.bytes).ok().map(Said::Answer))
+        Ok(Answer::parse(&self.bytes).ok().map(Reply::Answer))
     }
 }
 
 /// Reads the replies to pages and blocks until the connection ends.
-pub(crate) fn hear_all<X>(acks: &mut Acks<'_, X>) -> io::Result<()> {
+pub(crate) fn receive_all<X>(acks: &mut Acks<'_, X>) -> io::Result<()> {
     loop {
         acks.wait()?.all_placed()?;
     }

@@ -136,8 +136,8 @@ fn introduce(
     let mut reply = [0; Reply::BYTES];
     // A peer that refuses has sent its reason before the connection broke, so read that
     // first.
-    let heard = connection.read_exact(&mut reply);
-    heard.map_err(|source| turned_away(remote, security, source))?;
+    let received = connection.read_exact(&mut reply);
+    received.map_err(|source| turned_away(remote, security, source))?;
     said.map_err(broken)?;
     connection.set_read_deadline(None).map_err(broken)?;
     if is_tls_alert(&reply) && connection.peer().is_none() {
@@ -204,20 +204,22 @@ mod tests {
                 .map(|_| ())
                 .map_err(|error| error.to_string())
         });
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         let mut open = Vec::new();
         loop {
             let (mut stream, _) = listener.accept().unwrap();
             let mut preamble = [0; Preamble::BYTES];
             stream.read_exact(&mut preamble).unwrap();
-            heard.push(preamble[8]);
+            received.push(preamble[8]);
             let reply = answers(&preamble);
             stream.write_all(&reply).unwrap();
             open.push(stream);
-            let asks_again =
-                reply[10] == 3 && heard.len() < 2 && ours.contains(4) && ours != Versions::only(4);
+            let asks_again = reply[10] == 3
+                && received.len() < 2
+                && ours.contains(4)
+                && ours != Versions::only(4);
             if !asks_again {
-                return (heard, caller.join().unwrap());
+                return (received, caller.join().unwrap());
             }
         }
     }
@@ -236,13 +238,13 @@ mod tests {
 
     #[test]
     fn without_a_common_version_both_are_named() {
-        let (heard, ended) = offers(Versions::only(5), release_before);
-        assert_eq!(heard, [5]);
+        let (received, ended) = offers(Versions::only(5), release_before);
+        assert_eq!(received, [5]);
         let said = ended.unwrap_err();
         assert!(said.contains("has version 4 of"), "{said}");
         assert!(said.contains("this agent version 5"), "{said}");
-        let (heard, ended) = offers(BOTH, undecided);
-        assert_eq!(heard, [5, 4]);
+        let (received, ended) = offers(BOTH, undecided);
+        assert_eq!(received, [5, 4]);
         assert!(ended.is_err(), "it does not go on for ever");
     }
 }

@@ -75,7 +75,7 @@ impl LaneError {
             Self::Turned { reply, .. } => *reply == Reply::Busy,
             Self::Handshake { source, .. } => matches!(
                 source,
-                HandshakeError::Io(_) | HandshakeError::TooSlow | HandshakeError::Unheard
+                HandshakeError::Io(_) | HandshakeError::TooSlow | HandshakeError::Unanswered
             ),
             Self::Bind { .. } | Self::Wire(_) => false,
         }

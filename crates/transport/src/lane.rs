@@ -8,7 +8,7 @@ use identity::Connection;
 use tracing::Span;
 use wire::{Kind, Reply};
 
-use crate::acks::{Acks, hear_all};
+use crate::acks::{Acks, receive_all};
 use crate::connect::connect;
 use crate::error::{LaneError, LanesError};
 use crate::flight::Flight;
@@ -29,12 +29,12 @@ impl<X: Send + 'static> Lane<'_, X> {
     /// Runs the lane: connects, carries batches, and reconnects, until everything is
     /// delivered.
     ///
-    /// On each connection this thread runs `send`, and another runs `hear` for the
+    /// On each connection this thread runs `send`, and another runs `receive` for the
     /// destination's replies.
     pub fn run(
         &self,
         send: impl Fn(&mut Sender<'_, X>) -> std::io::Result<Sent>,
-        hear: impl Fn(&mut Acks<'_, X>) -> std::io::Result<()> + Sync,
+        receive: impl Fn(&mut Acks<'_, X>) -> std::io::Result<()> + Sync,
     ) {
         let Self { shared, number } = *self;
         let _fault = EndsOnFault(shared);
@@ -51,7 +51,7 @@ impl<X: Send + 'static> Lane<'_, X> {
                     if outage.seems_over() {
                         tracing::info!(lane = number, %endpoint, "lane up again");
                     }
-                    match self.carry(&mut connection, &send, &hear) {
+                    match self.carry(&mut connection, &send, &receive) {
                         Ok(()) => break,
                         Err(error @ LaneError::InVain { .. }) => (Failure::InVain, error),
                         Err(error) => (Failure::Lost, error),
@@ -86,7 +86,7 @@ impl<X: Send + 'static> Lane<'_, X> {
         &self,
         connection: &mut Connection,
         send: impl Fn(&mut Sender<'_, X>) -> std::io::Result<Sent>,
-        hear: impl Fn(&mut Acks<'_, X>) -> std::io::Result<()> + Sync,
+        receive: impl Fn(&mut Acks<'_, X>) -> std::io::Result<()> + Sync,
     ) -> Result<(), LaneError> {
         let Self { shared, number } = *self;
         shared.connected(number, connection.closer());
@@ -105,7 +105,7 @@ impl<X: Send + 'static> Lane<'_, X> {
                     let _over = BreaksOff(shared, &flight);
                     let _fault = EndsOnFault(shared);
                     let _member = shared.threads.as_ref().map(DataThreads::join);
-                    let outcome = hear(&mut Acks::new(shared, number, reader, &flight));
+                    let outcome = receive(&mut Acks::new(shared, number, reader, &flight));
                     add_cpu(shared);
                     outcome
                 },
@@ -114,12 +114,12 @@ impl<X: Send + 'static> Lane<'_, X> {
             let sent = send(&mut sender);
             // Wakes the acknowledgement thread, however sending ended.
             sender.close();
-            let heard = acks.join();
-            let heard =
-                heard.unwrap_or_else(|_| Err(std::io::Error::other("a fault in the agent")));
+            let received = acks.join();
+            let received =
+                received.unwrap_or_else(|_| Err(std::io::Error::other("a fault in the agent")));
             match sent {
                 Ok(Sent::All) => Ok(()),
-                Ok(Sent::UntilBroken) => Err(heard.err().unwrap_or_else(|| {
+                Ok(Sent::UntilBroken) => Err(received.err().unwrap_or_else(|| {
                     std::io::Error::new(
                         std::io::ErrorKind::ConnectionReset,
                         "closed by the destination",
@@ -145,7 +145,7 @@ impl<X: Send + 'static> Lane<'_, X> {
 
 /// Runs a lane without a stage between the queue and the lanes.
 pub fn run_plain<X: Send + 'static>(lane: &Lane<'_, X>) {
-    lane.run(send_all, hear_all);
+    lane.run(send_all, receive_all);
 }
 
 /// Ends all lanes if its thread panics: a lane that has lost one of its threads would

@@ -207,7 +207,7 @@ mod tests {
             order in prop::collection::vec(any::<prop::sample::Index>(), 40),
         ) {
             let replies = Replies::new(Vec::new());
-            let (mut open, mut heard) = (Vec::new(), Vec::new());
+            let (mut open, mut received) = (Vec::new(), Vec::new());
             let mut order = order.into_iter();
             for (number, (asks, acknowledges)) in (1_u64..).zip(&batches) {
                 if *asks {
@@ -221,15 +221,15 @@ mod tests {
                     let number = open.remove(index.index(open.len()));
                     answer(&replies, number, number);
                 }
-                heard.extend(said(&replies));
+                received.extend(said(&replies));
             }
             replies.acknowledge(batches.len() as u64).unwrap();
             for number in open.into_iter().rev() {
                 answer(&replies, number, number);
             }
-            heard.extend(said(&replies));
+            received.extend(said(&replies));
             let mut last = 0;
-            for said in heard {
+            for said in received {
                 let (Said::Ack(placed) | Said::Answer(placed, _)) = said;
                 prop_assert!(placed > last);
                 // A batch that is passed over is no query, nor is an acknowledged one.

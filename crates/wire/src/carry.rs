@@ -93,7 +93,7 @@ pub struct Carrying {
     /// See [`Prepared`](crate::Prepared).
     #[serde(default)]
     pub deltas: bool,
-    /// It may be told to wait for content from other providers, and how much of that the lanes
+    /// It may be ordered to wait for content from other providers, and how much of that the lanes
     /// could send.
     #[serde(default)]
     pub waits: bool,

@@ -100,7 +100,7 @@ pub enum Answer {
     },
     /// Answers [`Order::Set`].
     Set,
-    /// Answers [`Order::Cancel`]: the migration was told to end.
+    /// Answers [`Order::Cancel`]: the migration was ordered to end.
     Cancelling,
     /// There is no such migration.
     NoSuch,

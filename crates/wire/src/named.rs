@@ -9,7 +9,7 @@
 //! answer   0 magic u32   4 placed u64  12 wanted u128  28 later u128
 //! ```
 //! All fields are little-endian. `wanted` and `later` have a bit for each page, in the table's
-//! order. Wanted pages are sent as bytes next, in a batch of their own. For pages of `later`, a
+//! order. Requested pages are sent as bytes next, in a batch of their own. For pages of `later`, a
 //! message on the control connection follows when they have arrived, or if they are requested after
 //! all. All others are placed. A place is where a disk of the VM should have the same content: the
 //! disk's number in the upper 16 bits, the sector of 512 bytes in the others; all ones mean none.

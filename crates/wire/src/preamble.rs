@@ -279,8 +279,8 @@ mod tests {
             (FOUR, FIVE, None),
         ] {
             assert_eq!((ours.common(theirs), theirs.common(ours)), (common, common));
-            let heard = Preamble::parse(&offer(theirs), ours);
-            assert_eq!(heard.ok().map(|(_, version)| version), common);
+            let received = Preamble::parse(&offer(theirs), ours);
+            assert_eq!(received.ok().map(|(_, version)| version), common);
         }
     }
 

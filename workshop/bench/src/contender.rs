@@ -4,23 +4,33 @@ mod carried;
 mod droveway;
 pub mod gang;
 mod qemu;
+mod stays;
 mod tls;
 mod virsh;
 
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
+
+use ::qemu::qmp::Qmp;
+use serde_json::json;
 
 pub use carried::Carried;
 pub(crate) use droveway::certify;
 pub use droveway::{Droveway, Options};
 pub use qemu::{Mode, Qemu};
+pub use stays::{STAYS, Stays};
 pub use virsh::{Virsh, Way, can_compress};
 
-use lab::error::Result;
+use lab::error::{LabError, Result};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Hosts;
 use lab::setup::Kit;
 
 use crate::image::Image;
+
+/// Longest time until a guest that continues from a snapshot reports.
+const RESUMED_MAX: Duration = Duration::from_secs(60);
 
 /// Where a contest takes place.
 pub struct Ground<'g> {
@@ -34,6 +44,41 @@ pub struct Ground<'g> {
     pub downtime_goal: Duration,
     /// When the contender gives up.
     pub timeout: Duration,
+    /// QEMU's argument by which the guest goes on from a snapshot, paused. None if it boots.
+    pub from: Option<&'g str>,
+}
+
+impl Ground<'_> {
+    /// The guest, which was started on host a, once it runs. `qmp` is a connection to its QEMU.
+    fn meet(&self, spec: &GuestSpec, qmp: impl FnOnce() -> Result<Arc<Qmp>>) -> Result<Guest> {
+        if self.from.is_none() {
+            return Guest::meet(spec.clone(), &self.hosts.a);
+        }
+        resume(&qmp()?)?;
+        let guest = Guest::listen(spec.clone(), &self.hosts.a)?;
+        guest.wait_beat(RESUMED_MAX)?;
+        Ok(guest)
+    }
+}
+
+/// Has a VM run that QEMU loads from a snapshot.
+fn resume(qmp: &Qmp) -> Result<()> {
+    let ask = |command: &str| {
+        qmp.execute(command, json!({})).map_err(|error| LabError::Qmp {
+            command: command.to_owned(),
+            answer: error.to_string(),
+        })
+    };
+    let until = Instant::now() + RESUMED_MAX;
+    // It is `inmigrate` until all is loaded.
+    while ask("query-status")?["status"] != "paused" {
+        if Instant::now() > until {
+            let what = "a VM that goes on from a snapshot".to_owned();
+            return Err(LabError::Silent { what, waited: RESUMED_MAX, detail: String::new() });
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    ask("cont").map(drop)
 }
 
 /// One move, as the mover measured it.

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use super::beside::Beside;
 use super::cpu::{self, CpuMeter};
+use super::relay::RELAY;
 use super::result::{Outcome, Run};
 use super::scenario::{FOOTPRINT, Scenario};
-use super::served::Serving;
+use super::served::{Served, Serving};
 use super::slowed::{Slowed, Undisturbed};
 use super::{goals, plain_tcp, stolen, table, warm};
 use crate::contender::{Contender, Ground};
@@ -23,7 +24,7 @@ use lab::setup::{self, Accelerator, Kit, repository};
 const WARM_BYTES: u64 = 2 << 30;
 /// Time for a booted guest to settle before it moves.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Longest time until a moved guest is heard again.
+/// Longest time until a moved guest reports again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 /// Runs a scenario, prints the course, and writes the results so far after each run. `only` names
 /// the contenders that take part; if it is empty, all do.
@@ -62,6 +63,10 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
     if scenario.served {
         println!("{}\n", goals::served(&outcome));
     }
+    outcome.goals = goals::of_contest(&outcome);
+    for goal in &outcome.goals {
+        println!("{goal}");
+    }
     // A partial run must not replace the results of a whole one.
     let path = if only.is_empty() { whole(scenario.name)? } else { path(&part) };
     save_at(&path, &outcome)?;
@@ -85,8 +90,9 @@ pub(super) fn empty(kit: &Kit, scenario: &Scenario) -> Result<Outcome> {
 pub(super) fn add(outcome: &mut Outcome, name: String, run: Run) {
     outcome.contenders.entry(name).or_default().runs.push(run);
     let names: Vec<String> = outcome.contenders.keys().cloned().collect();
-    let ours = names.iter().map(String::as_str).filter(|name| name.starts_with("droveway"));
-    outcome.conclude(&ours.collect::<Vec<_>>());
+    let is_compared = |name: &&str| name.starts_with("droveway") || *name == RELAY;
+    let against = names.iter().map(String::as_str).filter(is_compared);
+    outcome.conclude(&against.collect::<Vec<_>>());
 }
 
 /// One contender's run; an error becomes a failed run. Reports are saved under `label`.
@@ -187,7 +193,7 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
     let hosts = Hosts::new(scenario.link)?;
     let timeout = scenario.timeout_of(&contender.name());
     let (disk, downtime_goal) = (scenario.disk, scenario.goal);
-    let ground = Ground { kit, hosts: &hosts, disk, downtime_goal, timeout };
+    let ground = Ground { kit, hosts: &hosts, disk, downtime_goal, timeout, from: None };
     let mut spec = scenario.guest.clone();
     if let Some(image) = &scenario.disk {
         image.make(&hosts.a)?;
@@ -205,7 +211,7 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
     let slowing = scenario.slowing.filter(|_| !scenario.served);
     let undisturbed = slowing.map(|_| Undisturbed::watch(&guest)).transpose()?;
     warm::memory(WARM_BYTES);
-    let beside = scenario.neighbour.map(|neighbour| Beside::start(neighbour, &hosts));
+    let beside = scenario.neighbour.map(|neighbour| Beside::start(neighbour, kit, &hosts));
     let beside = beside.transpose()?;
     let serving = outside.as_ref().map(Serving::start).transpose()?;
     let but = beside.as_ref().map_or_else(Vec::new, Beside::pids);
@@ -246,7 +252,10 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
         Some(slowed) => slowed.judge(run, &guest, &moved, contender),
         None => run,
     };
-    let served = serving.map(|serving| serving.judge(&moved));
+    let served = serving.map(|serving| {
+        let requests_s = scenario.requests().and_then(|requests| serving.task_s(requests));
+        Served { requests_s, ..serving.judge(&moved) }
+    });
     let checked = guest.check()?;
     if checked.wrong > 0
         && let Some(report) = contender.report()

@@ -4,12 +4,22 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::relay::RELAY;
 use super::result::{Contender, Outcome, Run};
+use super::scenario::{NEIGHBOUR_NICS, NEIGHBOUR_VM};
 use super::sweep::PointOutcome;
+use super::writers::REQUESTS;
+use crate::contender::STAYS;
 
 const OURS: &str = "droveway";
 const THEIRS: &str = "qemu-autoconverge";
 const PRECOPY: &str = "qemu-precopy";
+const MULTIFD: &str = "qemu-multifd";
+const RAW: &str = "droveway-raw";
+/// What Droveway may take of the least that standing in the path takes.
+const OF_RELAY_MAX: f64 = 1.15;
+/// What requests may take of the time that they take while nothing moves.
+const OF_STAYING_MAX: f64 = 1.05;
 /// The downtime goal.
 const BLACKOUT_MS: f64 = 300.0;
 /// Up to this share of the link's rate a guest converges without being throttled.
@@ -91,6 +101,73 @@ pub(super) fn served(outcome: &Outcome) -> Goal {
     }
 }
 
+/// The goals of a contest, if it has any.
+pub(super) fn of_contest(outcome: &Outcome) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    if outcome.contenders.contains_key(RELAY) {
+        goals.extend(beside_relay(outcome));
+    }
+    if outcome.scenario == NEIGHBOUR_NICS {
+        goals.push(at_least(outcome, "neighbour_kept", 0.95, "of its rate kept by the server"));
+        goals.push(at_least(outcome, "spare_used", 0.9, "of the spare bandwidth used"));
+    }
+    if outcome.scenario == NEIGHBOUR_VM {
+        goals.push(beside_vm(outcome));
+    }
+    if outcome.scenario == REQUESTS {
+        goals.push(all_answered(outcome));
+    }
+    goals
+}
+
+/// The goal where a server has to answer so many requests.
+fn all_answered(outcome: &Outcome) -> Goal {
+    let took = |name: &str| outcome.contenders.get(name)?.median.get("requests_s").copied();
+    let ratio = took(OURS).zip(took(STAYS)).map(|(ours, alone)| ours / alone);
+    Goal {
+        goal: format!("all requests answered within {OF_STAYING_MAX} of the time without a move"),
+        reached: ratio.map(|ratio| ratio <= OF_STAYING_MAX),
+        detail: ratio.map_or_else(String::new, shown),
+    }
+}
+
+/// The goal for a second VM.
+fn beside_vm(outcome: &Outcome) -> Goal {
+    let lost = |name: &str| outcome.contenders.get(name)?.median.get("neighbour_lost_s").copied();
+    let lost = lost(OURS).zip(lost(MULTIFD));
+    Goal {
+        goal: "the second VM loses no more work than with multifd".to_owned(),
+        reached: lost.map(|(ours, theirs)| ours <= theirs),
+        detail: lost.map_or_else(String::new, |(ours, theirs)| {
+            format!("{} s, and {} s", shown(ours), shown(theirs))
+        }),
+    }
+}
+
+/// A goal for Droveway's median.
+fn at_least(outcome: &Outcome, figure: &str, least: f64, what: &str) -> Goal {
+    let median = outcome.contenders.get(OURS).and_then(|ours| ours.median.get(figure)).copied();
+    Goal {
+        goal: format!("at least {least} {what}"),
+        reached: median.map(|median| median >= least),
+        detail: median.map_or_else(String::new, shown),
+    }
+}
+
+/// The goals where a relay took part.
+fn beside_relay(outcome: &Outcome) -> Vec<Goal> {
+    let ratios = outcome.ratios.get(&format!("{RAW}/{RELAY}"));
+    let goal = |(figure, what): (&str, &str)| {
+        let ratio = ratios.and_then(|ratios| ratios.get(figure)).copied();
+        Goal {
+            goal: format!("{what} of {RAW} at most {OF_RELAY_MAX} of the relay's"),
+            reached: ratio.map(|ratio| ratio <= OF_RELAY_MAX),
+            detail: ratio.map_or_else(String::new, shown),
+        }
+    };
+    [("total_s", "time"), ("cpu_s", "CPU time")].map(goal).into()
+}
+
 fn both(point: &PointOutcome) -> Option<[&Contender; 2]> {
     let of = |name| point.outcome.contenders.get(name);
     Some([of(OURS)?, of(THEIRS)?])
@@ -143,6 +220,7 @@ pub(super) fn shown(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::served::Served;
 
     fn run(total_s: f64, stall_ms: f64, lost_s: f64, share: f64) -> Run {
         Run {
@@ -191,6 +269,59 @@ mod tests {
         assert_eq!((converges.reached, intact.reached), (Some(false), Some(true)));
         assert!(converges.to_string().ends_with("NOT REACHED (1 at 2 times 200 Mbit/s)"));
         assert!(rest.iter().all(|goal| goal.reached == Some(false)), "{rest:?}");
+    }
+
+    #[test]
+    fn a_relay_is_what_droveway_is_compared_with() {
+        let mut outcome = Outcome::default();
+        for (name, total_s, cpu_s) in [(RAW, 1.1, 2.0), (RELAY, 1.0, 1.0)] {
+            let run = Run { ok: true, total_s, cpu_s, ..Run::default() };
+            outcome.contenders.entry(name.to_owned()).or_default().runs.push(run);
+        }
+        let reached = |outcome: &Outcome| {
+            of_contest(outcome).iter().map(|goal| goal.reached).collect::<Vec<_>>()
+        };
+        assert_eq!(reached(&outcome), [None, None]);
+        outcome.conclude(&[RELAY]);
+        assert_eq!(reached(&outcome), [Some(true), Some(false)]);
+        let told = of_contest(&outcome)[1].to_string();
+        assert_eq!(told, "CPU time of droveway-raw at most 1.15 of the relay's: NOT REACHED (2)");
+    }
+
+    #[test]
+    fn a_neighbour_on_one_of_two_nics_keeps_its_rate() {
+        let mut outcome = Outcome { scenario: NEIGHBOUR_NICS.to_owned(), ..Outcome::default() };
+        let (neighbour_kept, spare_used) = (Some(0.97), Some(0.8));
+        let run = Run { ok: true, neighbour_kept, spare_used, ..Run::default() };
+        outcome.contenders.entry(OURS.to_owned()).or_default().runs.push(run);
+        outcome.conclude(&[OURS]);
+        let reached: Vec<_> = of_contest(&outcome).iter().map(|goal| goal.reached).collect();
+        assert_eq!(reached, [Some(true), Some(false)]);
+    }
+
+    #[test]
+    fn a_second_vm_may_lose_what_it_loses_with_multifd() {
+        let mut outcome = Outcome { scenario: NEIGHBOUR_VM.to_owned(), ..Outcome::default() };
+        for (name, lost_s) in [(OURS, 1.5), (MULTIFD, 1.25)] {
+            let run = Run { ok: true, neighbour_lost_s: Some(lost_s), ..Run::default() };
+            outcome.contenders.entry(name.to_owned()).or_default().runs.push(run);
+        }
+        outcome.conclude(&[OURS]);
+        let [goal] = &of_contest(&outcome)[..] else { panic!("one goal") };
+        assert_eq!((goal.reached, goal.detail.as_str()), (Some(false), "1.50 s, and 1.25 s"));
+    }
+
+    #[test]
+    fn requests_may_take_a_little_longer_than_without_a_move() {
+        let mut outcome = Outcome { scenario: REQUESTS.to_owned(), ..Outcome::default() };
+        for (name, requests_s) in [(OURS, 63.0), (STAYS, 60.0)] {
+            let served = Some(Served { requests_s: Some(requests_s), ..Served::default() });
+            let run = Run { ok: true, served, ..Run::default() };
+            outcome.contenders.entry(name.to_owned()).or_default().runs.push(run);
+        }
+        outcome.conclude(&[OURS]);
+        let [goal] = &of_contest(&outcome)[..] else { panic!("one goal") };
+        assert_eq!((goal.reached, goal.detail.as_str()), (Some(true), "1.05"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Benchmarks: contenders move the same guest over the same links, in turn.
 
+pub mod apps;
 mod beside;
 pub mod cache;
 pub mod contender;
@@ -13,17 +14,21 @@ pub mod image;
 mod machine;
 pub mod neighbour;
 pub mod paired;
+mod part;
 pub mod path;
 pub mod plain_tcp;
+pub mod relay;
 pub mod rest;
 pub mod result;
 mod rounds;
 pub mod scenario;
+mod second_vm;
 pub mod served;
 mod slowed;
 mod stolen;
 pub mod sweep;
 pub mod table;
+pub mod tracking;
 pub mod visitors;
 mod warm;
 pub mod writers;

@@ -8,8 +8,8 @@ use bench::cache::scenarios::Links;
 use bench::gang::conditions::Conditions;
 use bench::result::{Outcome, Run};
 use bench::scenario::Scenario;
-use bench::{cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
-use bench::{demo, path, rest};
+use bench::{apps, cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
+use bench::{demo, path, relay, rest, tracking};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
 use lab::field::{Machine, Snapshot};
@@ -109,6 +109,26 @@ enum Action {
         address: String,
         /// Bytes to send.
         bytes: u64,
+    },
+    /// Relay what QEMU sends (for the contender `relay`).
+    #[command(hide = true)]
+    RelaySource {
+        /// Address of the destination's end.
+        address: String,
+    },
+    /// Relay it into the destination's QEMU.
+    #[command(hide = true)]
+    RelayDestination {
+        /// Port to listen on.
+        port: u16,
+        #[command(flatten)]
+        ram: relay::Ram,
+    },
+    /// Read what a program in a guest reports (for `apps-postgres` and `apps-dbench`).
+    #[command(hide = true)]
+    AppProgress {
+        /// Port to listen on.
+        port: u16,
     },
     /// Serve a web load (for the benchmark `neighbour-net`).
     #[command(hide = true)]
@@ -242,7 +262,11 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             let caches = cache::scenarios::all();
             let caches = caches.iter().map(|one| (one.name, one.about));
             let caches = caches.chain([(cache::helper::NAME, cache::helper::ABOUT)]);
-            let caches = caches.chain([(path::NAME, path::ABOUT)]);
+            let caches =
+                caches.chain([(path::NAME, path::ABOUT), (tracking::NAME, tracking::ABOUT)]);
+            let apps = apps::all();
+            let apps = apps.iter().map(|one| (one.name, one.about));
+            let caches = caches.chain(apps);
             for (name, about) in contests.chain(sweeps).chain(gangs).chain(caches) {
                 println!("{name:15} {about}");
             }
@@ -262,6 +286,11 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::TcpSource { address, bytes } => {
             plain_tcp::source(address, *bytes).map_err(system)?;
         }
+        Action::RelaySource { address } => relay::source(address).map_err(system)?,
+        Action::RelayDestination { port, ram } => {
+            relay::destination(*port, ram).map_err(system)?;
+        }
+        Action::AppProgress { port } => apps::progress::listen(*port).map_err(system)?,
         Action::NeighbourServer { port } => neighbour::server(*port).map_err(system)?,
         Action::NeighbourClients { address, bytes_per_s } => {
             neighbour::clients(address, *bytes_per_s).map_err(system)?;
@@ -289,10 +318,17 @@ fn bench(
         cache::helper::run(kit, runs)?;
         return Ok(ExitCode::SUCCESS);
     }
+    if name == tracking::NAME {
+        tracking::run(kit, runs)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let contest = scenario::all().into_iter().find(|one| one.name == name);
     let sweep = writers::sweeps().into_iter().find(|one| one.name == name);
     let gang = gang::scenarios::all().into_iter().find(|one| one.name == name);
     let cache = cache::scenarios::all().into_iter().find(|one| one.name == name);
+    if let Some(app) = apps::all().into_iter().find(|one| one.name == name) {
+        return Ok(ended(all_right(&apps::run(kit, app, runs, only)?)));
+    }
     let right = match (contest, sweep, gang, cache) {
         (Some(contest), ..) if contest.name == scenario::FOOTPRINT => {
             footprint(kit, &contest, runs, only)?
@@ -309,11 +345,16 @@ fn bench(
             return Err(LabError::Unsupported(text));
         }
     };
+    Ok(ended(right))
+}
+
+/// A benchmark has ended; `right` if all guests that arrived were intact.
+fn ended(right: bool) -> ExitCode {
     if right {
-        return Ok(ExitCode::SUCCESS);
+        return ExitCode::SUCCESS;
     }
     eprintln!("lab: a guest's memory or disk came out wrong");
-    Ok(ExitCode::FAILURE)
+    ExitCode::FAILURE
 }
 
 /// Whether all guests that arrived were intact.

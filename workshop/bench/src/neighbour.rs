@@ -1,8 +1,8 @@
 //! A load next to a VM that moves, and its throughput: a server of web pages on the NIC that the
-//! migration uses, or threads that keep all CPUs busy.
+//! migration uses, threads that keep all CPUs busy, or a second VM.
 //!
-//! Each is a process that reports every 50 ms how much it has done. Its rate in the seconds before
-//! the migration is taken as its undisturbed rate.
+//! The first two are a process each, which reports every 50 ms how much it has done. A neighbour's
+//! rate in the seconds before the migration is taken as its undisturbed rate.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,9 +14,11 @@ use std::time::{Duration, Instant};
 
 use lab_guest::random::Random;
 
-use crate::count;
+use super::second_vm::SecondVm;
+use crate::{count, part};
 use lab::error::{Result, SystemContext};
 use lab::hosts::Hosts;
+use lab::setup::Kit;
 
 const PORT: u16 = 7813;
 /// How often it reports how much it has done.
@@ -40,6 +42,50 @@ pub enum Neighbour {
     },
     /// Computes, with a thread for each CPU.
     Computing,
+    /// A VM on host a whose memcached clients use.
+    Vm,
+}
+
+/// A running neighbour. Dropping it ends it.
+pub(super) enum Work {
+    /// Processes.
+    Processes(AtWork),
+    /// A second VM.
+    Vm(Box<SecondVm>),
+}
+
+impl Work {
+    /// Its processes.
+    pub(super) fn pids(&self) -> Vec<u32> {
+        match self {
+            Self::Processes(at_work) => at_work.pids(),
+            Self::Vm(vm) => vec![vm.pid()],
+        }
+    }
+
+    /// How much it did between two instants.
+    pub(super) fn done(&self, from: Instant, to: Instant) -> f64 {
+        match self {
+            Self::Processes(at_work) => at_work.done(from, to),
+            Self::Vm(vm) => vm.answered(from, to),
+        }
+    }
+
+    /// Its rates from `before` to `from`, and from `from` to `to`.
+    pub(super) fn fared(&self, before: Instant, from: Instant, to: Instant) -> Fared {
+        let per_s = |from: Instant, to: Instant| {
+            self.done(from, to) / to.saturating_duration_since(from).as_secs_f64().max(1e-3)
+        };
+        Fared { before_per_s: per_s(before, from), meanwhile_per_s: per_s(from, to) }
+    }
+
+    /// Checks its data, if it has any.
+    pub(super) fn check(&self) -> Result<()> {
+        match self {
+            Self::Processes(_) => Ok(()),
+            Self::Vm(vm) => vm.check(),
+        }
+    }
 }
 
 /// Throughput of a neighbour.
@@ -58,7 +104,7 @@ impl Fared {
     }
 }
 
-/// A running neighbour. Dropping it ends it.
+/// Running processes that report how much they have done. Dropping it ends them.
 pub(super) struct AtWork {
     children: Vec<Child>,
     done: Arc<Mutex<Vec<(Instant, u64)>>>,
@@ -67,7 +113,7 @@ pub(super) struct AtWork {
 
 impl Neighbour {
     /// Starts the neighbour.
-    pub(super) fn start(self, hosts: &Hosts) -> Result<AtWork> {
+    pub(super) fn start(self, kit: &Kit, hosts: &Hosts) -> Result<Work> {
         let own = std::env::current_exe().doing("find the lab's own program")?;
         let mut children = Vec::new();
         let start = |mut command: Command, arguments: &[&str]| {
@@ -76,23 +122,18 @@ impl Neighbour {
         };
         let mut told = match self {
             Self::Web { bytes_per_s } => {
-                let mut server =
-                    start(hosts.a.command(&own), &["neighbour-server", &PORT.to_string()])?;
-                let mut ready = [0; 1];
-                let output = server.stdout.as_mut();
-                let heard = output.map(|output| output.read_exact(&mut ready));
-                children.push(server);
-                heard.transpose().doing("hear a neighbour")?;
+                children.push(part::start(&hosts.a, &["neighbour-server", &PORT.to_string()])?);
                 let address = format!("{}:{PORT}", hosts.a.addresses[0]);
                 let rate = bytes_per_s.to_string();
                 start(hosts.b.command(&own), &["neighbour-clients", &address, &rate])?
             }
             // On no host, so that its CPU time does not count as the migration's.
             Self::Computing => start(Command::new(&own), &["neighbour-computing"])?,
+            Self::Vm => return Ok(Work::Vm(Box::new(SecondVm::start(kit, hosts)?))),
         };
         let output = told.stdout.take();
         children.push(told);
-        AtWork::hear(children, output)
+        AtWork::hear(children, output).map(Work::Processes)
     }
 }
 
@@ -126,14 +167,6 @@ impl AtWork {
         let counts = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         count::between(&counts, from, to)
     }
-
-    /// Its rates from `before` to `from`, and from `from` to `to`.
-    pub(super) fn fared(&self, before: Instant, from: Instant, to: Instant) -> Fared {
-        let per_s = |from: Instant, to: Instant| {
-            self.done(from, to) / to.saturating_duration_since(from).as_secs_f64().max(1e-3)
-        };
-        Fared { before_per_s: per_s(before, from), meanwhile_per_s: per_s(from, to) }
-    }
 }
 
 impl Drop for AtWork {
@@ -164,8 +197,7 @@ pub(super) fn tell(done: &AtomicU64) -> io::Result<()> {
 /// If it can't listen.
 pub fn server(port: u16) -> io::Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", port))?;
-    print!("r");
-    io::stdout().flush()?;
+    part::ready()?;
     for stream in listener.incoming() {
         let mut stream = stream?;
         thread::Builder::new().name("answer".to_owned()).spawn(move || {

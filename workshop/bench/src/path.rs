@@ -11,7 +11,7 @@ mod source;
 
 use std::time::{Duration, Instant};
 
-use identity::{Authority, Identity, Security, Subject, Wanted};
+use identity::{Authority, CertificateRequest, Identity, Security, Subject};
 use lab::error::{LabError, Result, SystemContext};
 use page::Encoding;
 
@@ -112,8 +112,9 @@ fn certified() -> Result<[Security; 2]> {
     let authority = Authority::open(&ca).map_err(|error| wrong(&error))?;
     let identity = |name: &str| {
         let subject = Subject::host(name).map_err(|error| wrong(&error))?;
-        let wanted = Wanted { out: dir.path().join(name), subject, days: 1, replace: false };
-        let files = authority.issue(&wanted).map_err(|error| wrong(&error))?.files;
+        let request =
+            CertificateRequest { out: dir.path().join(name), subject, days: 1, replace: false };
+        let files = authority.issue(&request).map_err(|error| wrong(&error))?.files;
         let identity = Identity::load(name, &files).map_err(|error| wrong(&error))?;
         Ok(Security::Tls(std::sync::Arc::new(identity)))
     };

@@ -2,9 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::Stdio;
 use std::time::Instant;
 
+use super::part;
 use super::result::Run;
 use super::scenario::Scenario;
 use lab::error::{LabError, Result, SystemContext};
@@ -17,18 +17,7 @@ const PORT: u16 = 7811;
 pub(super) fn run(scenario: &Scenario, bytes: u64) -> Result<Run> {
     let hosts = Hosts::new(scenario.link)?;
     let own = std::env::current_exe().doing("find the lab's own program")?;
-    let mut sink = hosts
-        .b
-        .command(&own)
-        .args(["tcp-sink", &PORT.to_string()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .doing("start a TCP sink")?;
-    let mut ready = [0; 1];
-    let output = sink.stdout.as_mut();
-    let heard = output.map(|output| output.read_exact(&mut ready));
-    heard.transpose().doing("hear the TCP sink")?;
+    let mut sink = part::start(&hosts.b, &["tcp-sink", &PORT.to_string()])?;
     let before = hosts.traffic()?;
     let address = format!("{}:{PORT}", hosts.b.addresses[0]);
     let source = hosts.a.command(&own).args(["tcp-source", &address, &bytes.to_string()]).output();
@@ -49,8 +38,7 @@ pub(super) fn run(scenario: &Scenario, bytes: u64) -> Result<Run> {
 /// If the connection fails.
 pub fn sink(port: u16) -> std::io::Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", port))?;
-    print!("r");
-    std::io::stdout().flush()?;
+    part::ready()?;
     let (mut stream, _) = listener.accept()?;
     let mut buffer = vec![0; 512 << 10];
     while stream.read(&mut buffer)? > 0 {}

@@ -43,7 +43,7 @@ const DISK: Image =
     Image { bytes: 1024 * MIB, guest_bytes: 64 * MIB, data_bytes: 384 * MIB, seed: SEED };
 const GOAL: Duration = Duration::from_millis(300);
 const TIMEOUT: Duration = Duration::from_secs(180);
-/// Longest time until a moved guest is heard again.
+/// Longest time until a moved guest reports again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 /// Time for threads and connections of the last move to end.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -79,7 +79,14 @@ struct Figures {
 pub fn run(kit: &Kit) -> Result<()> {
     println!("{FOOTPRINT} {NAME}: what agents keep after {MOVES} moves of each kind");
     let hosts = Hosts::new(Link::one(1000))?;
-    let ground = Ground { kit, hosts: &hosts, disk: None, downtime_goal: GOAL, timeout: TIMEOUT };
+    let ground = Ground {
+        kit,
+        hosts: &hosts,
+        disk: None,
+        downtime_goal: GOAL,
+        timeout: TIMEOUT,
+        from: None,
+    };
     let mut course = Course { ground, agents: start(&hosts)?, kept: Vec::new() };
     course.note("start")?;
     course.shared_disk()?;
@@ -123,7 +130,7 @@ impl Course<'_> {
         let layout = Layout { kind: Use::Web, cached_bytes: CACHED_BYTES, seed: SEED };
         let files = Files::make(&layout)?;
         let storage = Storage::join(hosts)?;
-        storage.serve(&files.image())?;
+        storage.serve(&files.image(), None)?;
         let orders = Orders {
             cache: layout.kind,
             cache_bytes: CACHED_BYTES,

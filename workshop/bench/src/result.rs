@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::apps::AppFigures;
 use super::cache::figures::CacheFigures;
 use super::gang::figures::GangFigures;
 use super::goals::Goal;
@@ -79,6 +80,9 @@ pub struct Run {
     /// Figures from the clients of a server in the guest, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served: Option<Served>,
+    /// What a program in the guest did, if that is measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub app: Option<AppFigures>,
     /// Figures of a gang's move, if many VMs moved at once.
     #[serde(flatten)]
     pub gang: Option<GangFigures>,
@@ -97,7 +101,7 @@ pub struct Run {
 pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
 /// The figures for which medians and ratios are computed.
-pub const FIGURES: [Figure; 48] = [
+pub const FIGURES: [Figure; 52] = [
     ("total_s", |run| Some(run.total_s)),
     ("prepare_s", |run| Some(run.prepare_s)),
     ("downtime_ms", |run| Some(run.downtime_ms)),
@@ -122,7 +126,11 @@ pub const FIGURES: [Figure; 48] = [
     ("served_silence_before_ms", |run| Some(run.served.as_ref()?.silence_before_ms)),
     ("served_silence_ms", |run| Some(run.served.as_ref()?.silence_ms)),
     ("served_silence_after_ms", |run| Some(run.served.as_ref()?.silence_after_ms)),
+    ("requests_s", |run| run.served.as_ref()?.requests_s),
     ("served_lost", |run| Some(run.served.as_ref()?.lost)),
+    ("app_before_per_s", |run| Some(run.app?.before_per_s)),
+    ("app_per_s", |run| Some(run.app?.meanwhile_per_s)),
+    ("app_lost_s", |run| Some(run.app?.lost_s)),
     ("core_bytes", |run| Some(run.gang.as_ref()?.core_bytes as f64)),
     ("core_from_target_bytes", |run| Some(run.gang.as_ref()?.core_from_target_bytes as f64)),
     ("edge_bytes", |run| Some(run.gang.as_ref()?.edge_bytes as f64)),

@@ -6,8 +6,8 @@ use lab_guest::orders::Orders;
 use serde_json::{Value, json};
 
 use super::neighbour::Neighbour;
-use super::writers::{rewrite, swing, web};
-use crate::contender::{Contender, Droveway, Mode, Options, Qemu, Virsh, Way, can_compress};
+use super::writers::{REQUESTS, REQUESTS_COUNT, requests, rewrite, swing, web};
+use crate::contender::{Contender, Droveway, Mode, Options, Qemu, Stays, Virsh, Way, can_compress};
 use crate::image::Image;
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
@@ -69,10 +69,16 @@ impl Scenario {
             let ways = Way::all(encrypted).into_iter().chain(compressed);
             return ways.map(|way| Box::new(virsh(way)) as Box<dyn Contender>).collect();
         }
+        let stays = self.requests().map(|_| Box::new(Stays::default()) as Box<dyn Contender>);
         let qemu = self.modes.iter().map(|mode| Box::new(Qemu::new(*mode)) as Box<dyn Contender>);
         let ours = self.ours.iter().cloned();
         let ours = ours.map(|options| Box::new(Droveway::new(options)) as Box<dyn Contender>);
-        qemu.chain(ours).collect()
+        stays.into_iter().chain(qemu).chain(ours).collect()
+    }
+
+    /// How many requests the clients of a server have to get answered, if that is measured.
+    pub(super) fn requests(&self) -> Option<u64> {
+        (self.name == REQUESTS).then_some(REQUESTS_COUNT)
     }
 
     /// When a contender gives up.
@@ -141,8 +147,10 @@ fn encrypted(options: Options) -> Options {
 #[must_use]
 pub fn all() -> Vec<Scenario> {
     let rest = neighbours().into_iter().chain([cores(), tls(), kvm()]);
-    let rest =
-        rest.chain([swing(), rewrite(), web(), footprint()]).chain(large()).chain(libvirts());
+    let rest = rest
+        .chain([swing(), rewrite(), web(), requests(), footprint()])
+        .chain(large())
+        .chain(libvirts());
     memory().into_iter().chain(disks()).chain(rest).collect()
 }
 
@@ -278,12 +286,16 @@ fn memory() -> Vec<Scenario> {
             link: Link::unshaped(),
             goal,
             timeout,
-            modes: &[Mode::Precopy, Mode::Multifd],
+            modes: &[Mode::Precopy, Mode::Multifd, Mode::Relay],
             ours: vec![
                 Options::default(),
                 variant("raw", &["--compress", "off"]),
                 variant("raw-unaudited", &["--compress", "off", "--audit", "off"]),
                 variant("raw-shared", &["--compress", "off", "--share", "host"]),
+                Options {
+                    rests: true,
+                    ..variant("raw-shared-rested", &["--compress", "off", "--share", "host"])
+                },
             ],
             plain_tcp: false,
             slowing: None,
@@ -510,6 +522,11 @@ fn disks() -> Vec<Scenario> {
 const WEB_BYTES_PER_S: u64 = 75 * MB;
 const SPARE_BYTES_PER_S: u64 = 44 * MB;
 
+/// The contest in which a neighbour uses one of two NICs.
+pub(super) const NEIGHBOUR_NICS: &str = "neighbour-nics";
+/// The contest in which a second VM stays on the source's host.
+pub(super) const NEIGHBOUR_VM: &str = "neighbour-vm";
+
 /// Contests with a neighbour that should not suffer.
 fn neighbours() -> Vec<Scenario> {
     let orders = Orders {
@@ -536,6 +553,7 @@ fn neighbours() -> Vec<Scenario> {
         libvirt: false,
     };
     let web = Neighbour::Web { bytes_per_s: WEB_BYTES_PER_S };
+    let half = Neighbour::Web { bytes_per_s: WEB_BYTES_PER_S / 2 };
     vec![
         Scenario {
             modes: &[Mode::Multifd, Mode::Limited { bytes_per_s: SPARE_BYTES_PER_S }],
@@ -551,10 +569,28 @@ fn neighbours() -> Vec<Scenario> {
             )
         },
         Scenario {
-            modes: &[Mode::Precopy, Mode::Multifd],
+            link: Link { nics: 2, mbit_per_s: Some(500) },
+            ours: vec![
+                Options { nic_speeds: true, ..Options::default() },
+                variant("learning", &[]),
+            ],
+            ..scenario(
+                NEIGHBOUR_NICS,
+                "the same over two NICs of 500 Mbit/s each, one of which a web server shares",
+                half,
+            )
+        },
+        scenario(
+            NEIGHBOUR_VM,
+            "1 GiB with 500 MB random beside a VM whose memcached is used, 1 Gbit/s",
+            Neighbour::Vm,
+        ),
+        Scenario {
+            modes: &[Mode::Precopy, Mode::Multifd, Mode::Relay],
+            ours: vec![Options::default(), variant("raw", &["--compress", "off"])],
             ..scenario(
                 "neighbour-cpu",
-                "the same beside a program that keeps all CPUs busy, 1 Gbit/s",
+                "1 GiB with 500 MB random beside a program that keeps all CPUs busy, 1 Gbit/s",
                 Neighbour::Computing,
             )
         },

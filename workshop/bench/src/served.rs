@@ -15,6 +15,8 @@ const BEFORE: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_secs(5);
 /// Time until packets from clients reach a VM that just arrived.
 const FOUND: Duration = Duration::from_secs(1);
+/// Longest time until a fixed number of requests is answered.
+const TASK_MAX: Duration = Duration::from_secs(600);
 /// Length of a piece of the course.
 const STEP: Duration = Duration::from_millis(100);
 
@@ -35,6 +37,10 @@ pub struct Served {
     pub silence_after_ms: f64,
     /// Missing answers, from the start of the migration until some seconds after it.
     pub lost: f64,
+    /// Seconds until a fixed number of requests was answered, from some seconds before the
+    /// migration on. None if that isn't measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests_s: Option<f64>,
     /// Answers that differ from what the server was given.
     pub wrong: u64,
     /// Seconds since the start of the migration, and answers per second from then on.
@@ -56,6 +62,18 @@ impl Serving {
         let alone_since = Instant::now();
         thread::sleep(BEFORE);
         Ok(Self { visitors, alone_since, moving_since: Instant::now() })
+    }
+
+    /// Waits until so many requests are answered, and returns how long that took.
+    pub(super) fn task_s(&self, requests: u64) -> Option<f64> {
+        let until = self.alone_since + TASK_MAX;
+        while Instant::now() < until {
+            if let Some(done) = self.visitors.when(self.alone_since, requests) {
+                return Some((done - self.alone_since).as_secs_f64());
+            }
+            thread::sleep(STEP);
+        }
+        None
     }
 
     /// Computes the figures, some seconds after the VM has moved.
@@ -86,6 +104,7 @@ impl Serving {
             silence_ms: silence_ms(from, to),
             silence_after_ms: silence_ms(to + FOUND, end),
             lost: expected - self.visitors.answered(from, end),
+            requests_s: None,
             wrong: self.visitors.wrong(),
             course,
         }

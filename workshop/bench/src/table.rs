@@ -20,7 +20,7 @@ const ALWAYS: [&str; 9] = [
 ];
 
 /// Columns that a table has where any run has the figure: figure, title, factor and digits.
-const SOMETIMES: [(&str, &str, f64, usize); 36] = [
+const SOMETIMES: [(&str, &str, f64, usize); 40] = [
     ("disk_work", "disk's work", 1.0, 2),
     ("neighbour_kept", "neighbour kept", 1.0, 2),
     ("neighbour_lost_s", "neighbour lost s", 1.0, 2),
@@ -37,6 +37,10 @@ const SOMETIMES: [(&str, &str, f64, usize); 36] = [
     ("served_silence_ms", "during", 1.0, 0),
     ("served_silence_after_ms", "after", 1.0, 0),
     ("served_lost", "requests lost", 1.0, 0),
+    ("requests_s", "all answered s", 1.0, 1),
+    ("app_before_per_s", "program/s before", 1.0, 0),
+    ("app_per_s", "meanwhile", 1.0, 0),
+    ("app_lost_s", "program lost s", 1.0, 2),
     ("core_bytes", "core MB", 1e-6, 1),
     ("edge_bytes", "edges MB", 1e-6, 1),
     ("target_edge_bytes", "to target hosts MB", 1e-6, 1),

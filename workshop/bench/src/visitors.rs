@@ -90,6 +90,11 @@ impl Visitors {
         count::between(&self.lock().counts, from, to)
     }
 
+    /// When so many requests since an instant had been answered; none if they have not been yet.
+    pub(super) fn when(&self, since: Instant, requests: u64) -> Option<Instant> {
+        self.lock().when(since, requests)
+    }
+
     /// The longest time without any answer that overlaps the time between two instants, counted
     /// from the first of them.
     pub(super) fn silence(&self, from: Instant, to: Instant) -> Duration {
@@ -138,6 +143,11 @@ impl Heard {
             }
             _ => {}
         }
+    }
+
+    fn when(&self, since: Instant, requests: u64) -> Option<Instant> {
+        let due = count::at(&self.counts, since) + requests as f64;
+        self.counts.iter().find(|(_, count)| *count as f64 >= due).map(|(at, _)| *at)
     }
 
     fn silence(&self, from: Instant, to: Instant) -> Duration {
@@ -322,6 +332,8 @@ mod tests {
         }
         assert_eq!(heard.counts, [(at(100), 7), (at(1000), 9)]);
         assert_eq!((&heard.silences[..], heard.wrong), (&[(at(200), at(900))][..], 1));
+        assert_eq!(heard.when(at(100), 2), Some(at(1000)));
+        assert_eq!(heard.when(at(100), 3), None);
         let silence = |from, to| heard.silence(at(from), at(to)).as_micros();
         assert_eq!([silence(100, 300), silence(400, 9000), silence(900, 9000)], [700, 500, 0]);
         heard.hear("answered 90000 9 1", at);

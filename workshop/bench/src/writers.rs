@@ -54,33 +54,48 @@ pub fn sweeps() -> Vec<Sweep> {
     vec![writer()]
 }
 
-/// Two links, each with writers from a quarter of its rate to four times its rate.
+/// Links, and the rates of writers as shares of theirs. An emulated guest can't write faster.
+const LINKS: [(u32, &[f64]); 3] = [
+    (200, &[0.25, 0.5, 1.0, 2.0, 4.0, 8.0]),
+    (500, &[0.25, 0.5, 1.0, 2.0, 4.0]),
+    (1000, &[0.5, 1.0, 2.0]),
+];
+
+/// Three links, each with writers from less than its rate to several times its rate.
 fn writer() -> Sweep {
-    let points = [200, 500].into_iter().flat_map(|mbit| {
-        [0.25, 0.5, 1.0, 2.0, 4.0].map(|dirty_of_link| Point {
+    let points = LINKS.into_iter().flat_map(|(mbit, shares)| {
+        shares.iter().map(move |share| Point {
             link_mbit_per_s: mbit,
-            dirty_of_link,
-            scenario: at(mbit, dirty_of_link),
+            dirty_of_link: *share,
+            scenario: at(mbit, *share),
         })
     });
     Sweep {
         name: "writer",
-        about: "512 MiB, a writer that uses a whole CPU, from 0.25 to 4 times a link of 200 and of \
-                500 Mbit/s",
+        about: "512 MiB, a writer that uses a whole CPU, from 0.25 to 8 times links of 200, 500 \
+                and 1,000 Mbit/s",
         points: points.collect(),
-        enough: Duration::from_secs(40 * 60),
+        // Some three rounds.
+        enough: Duration::from_secs(120 * 60),
     }
 }
 
-/// The working set takes 2.7 s at 200 Mbit/s and 2.2 s at 500: nine and seven times the downtime
-/// goal, so that no contender gets by with stopping the VM for all of it, and short enough that a
-/// pass over it ends soon. It is written in random order: with any other, the result would depend
-/// on whether the writer or the migration is ahead in its pass.
+/// The working set takes 2.7 s at 200 Mbit/s and 2.2 s at the others: nine and seven times the
+/// downtime goal, so that no contender gets by with stopping the VM for all of it, and short enough
+/// that a pass over it ends soon. It is written in random order: with any other, the result would
+/// depend on whether the writer or the migration is ahead in its pass.
 fn at(mbit: u32, dirty_of_link: f64) -> Scenario {
-    let working_set_bytes = if mbit < 500 { 64 * MIB } else { 128 * MIB };
+    let working_set_bytes = match mbit {
+        0..500 => 64 * MIB,
+        500..1000 => 128 * MIB,
+        _ => 256 * MIB,
+    };
     let mut ours = vec![off(), slowing(dirty_of_link)];
     if mbit == 500 && dirty_of_link == 2.0 {
         ours.extend(["60", "70", "80", "90"].map(constant));
+    }
+    if mbit == 1000 && dirty_of_link == 2.0 {
+        ours.extend(["60", "75", "90"].map(constant));
     }
     let orders = Orders {
         working_set_bytes,
@@ -145,6 +160,18 @@ pub(super) fn web() -> Scenario {
     }
 }
 
+/// The contest that lasts until all requests are answered.
+pub(super) const REQUESTS: &str = "requests";
+/// A tenth of the paper's.
+pub(super) const REQUESTS_COUNT: u64 = 80_000;
+
+/// The same server and clients; what counts is when a fixed number of requests is answered.
+pub(super) fn requests() -> Scenario {
+    let about = "the guest and clients of web: when are 80,000 requests answered, with a migration \
+                 and without?";
+    Scenario { name: REQUESTS, about, ..web() }
+}
+
 fn slowed(
     name: &'static str,
     about: &'static str,
@@ -198,16 +225,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn one_contender_of_requests_does_not_move() {
+        let scenario = requests();
+        assert_eq!(scenario.requests(), Some(REQUESTS_COUNT));
+        assert!(scenario.about.contains("80,000"));
+        let names: Vec<_> = scenario.contenders().iter().map(|one| one.name()).collect();
+        assert!(names.contains(&crate::contender::STAYS.to_owned()), "{names:?}");
+        assert_eq!(names.len(), 1 + web().contenders().len());
+    }
+
+    #[test]
     fn the_sweep_has_every_rate_and_the_constants_at_one() {
         let sweep = writer();
         let names: Vec<_> = sweep.points.iter().map(Point::name).collect();
-        assert_eq!(names.len(), 10);
-        assert!(names.contains(&"200x0.25".to_owned()) && names.contains(&"500x4".to_owned()));
+        assert_eq!(names.len(), 14);
+        for name in ["200x0.25", "200x8", "500x4", "1000x2"] {
+            assert!(names.contains(&name.to_owned()), "{name}");
+        }
         let fast = sweep.points.last().expect("points");
         assert_eq!(fast.scenario.guest.orders.rate, 250_000_000);
         let of = |point: &Point| point.scenario.contenders().len();
         let counts: Vec<_> = sweep.points.iter().map(of).collect();
-        assert_eq!(counts, [4, 4, 4, 4, 4, 4, 4, 4, 8, 4]);
+        assert_eq!(counts, [4, 4, 4, 4, 4, 4, 4, 4, 4, 8, 4, 4, 4, 7]);
     }
 
     #[test]

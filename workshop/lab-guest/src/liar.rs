@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cachemap::{Ask, Budget, Device, PAGE_SECTORS, Reply, Run, SECTOR_BYTES, Summary, Wanted};
+use cachemap::{AnswerKind, Ask, Budget, Device, PAGE_SECTORS, Reply, Run, SECTOR_BYTES, Summary};
 use guest::port::{Broken, Port, usual};
 use guest::survey::{Sink, Stop, survey};
 use lab_guest::PAGE_BYTES;
@@ -71,12 +71,12 @@ pub(crate) fn run(name: &str) -> io::Result<()> {
             },
         };
         let answered = answer(*lie, &mut port, &ask, &words, &spoiled);
-        if ask.wanted == Wanted::Map {
+        if ask.answer == AnswerKind::Map {
             say("told")?;
         }
         match answered {
-            Ok(()) | Err(Broken::Gone | Broken::Late) => {}
-            Err(Broken::Asked(newer)) => asked.push_back(newer),
+            Ok(()) | Err(Broken::Disconnected | Broken::Late) => {}
+            Err(Broken::NewRequest(newer)) => asked.push_back(newer),
             Err(Broken::Failed(error)) => return Err(error),
         }
     }
@@ -117,7 +117,7 @@ fn answer(
         return Ok(());
     }
     port.send(&bytes, until)?;
-    if ask.wanted == Wanted::Greeting {
+    if ask.answer == AnswerKind::Greeting {
         return Ok(());
     }
     bytes.clear();

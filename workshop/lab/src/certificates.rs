@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use identity::{Authority, AuthorityError, Identity, Role, Subject, Validity, Wanted};
+use identity::{Authority, AuthorityError, CertificateRequest, Identity, Role, Subject, Validity};
 
 use crate::error::{LabError, Result, SystemContext};
 use crate::hosts::{Host, RUN_DIR};
@@ -48,9 +48,9 @@ impl Certificates {
     pub fn identity(&self, name: &str) -> Result<Identity> {
         let subject = Subject::host(name).map_err(|error| failed(&error.into()))?;
         let out = self.dir.path().join("given").join(name);
-        let wanted = Wanted { subject, days: DAYS, out, replace: true };
+        let request = CertificateRequest { subject, days: DAYS, out, replace: true };
         let authority = Authority::open(self.dir.path()).map_err(|error| failed(&error))?;
-        let files = authority.issue(&wanted).map_err(|error| failed(&error))?.files;
+        let files = authority.issue(&request).map_err(|error| failed(&error))?.files;
         Identity::load(name, &files).map_err(|error| LabError::Unsupported(error.to_string()))
     }
 
@@ -62,9 +62,9 @@ impl Certificates {
     pub fn person(&self, name: &str, role: Role) -> Result<PathBuf> {
         let subject = Subject::client(role, name).map_err(|error| failed(&error.into()))?;
         let out = self.dir.path().join("given").join(name);
-        let wanted = Wanted { subject, days: DAYS, out: out.clone(), replace: true };
+        let request = CertificateRequest { subject, days: DAYS, out: out.clone(), replace: true };
         let authority = Authority::open(self.dir.path()).map_err(|error| failed(&error))?;
-        authority.issue(&wanted).map_err(|error| failed(&error))?;
+        authority.issue(&request).map_err(|error| failed(&error))?;
         Ok(out)
     }
 
@@ -85,9 +85,9 @@ impl Certificates {
     ) -> Result<Validity> {
         let subject = subject.map_err(|error| failed(&error.into()))?;
         let out = host.run_dir.join("tls");
-        let wanted = Wanted { subject, days, out, replace: true };
+        let request = CertificateRequest { subject, days, out, replace: true };
         let authority = Authority::open(self.dir.path()).map_err(|error| failed(&error))?;
-        Ok(authority.issue(&wanted).map_err(|error| failed(&error))?.validity)
+        Ok(authority.issue(&request).map_err(|error| failed(&error))?.validity)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The field lab's guests: Debians with the devices that people give them, each booted once, and
-//! kept as a stream of QEMU's from which a test's VM goes on within seconds.
+//! kept as a stream of QEMU's from which a test's VM goes on within seconds. One of them runs
+//! programs for benchmarks.
 
 mod lan;
 mod tpm;
@@ -26,6 +27,8 @@ use crate::setup::{self, Image, Kit, OVMF, Qemu};
 /// No multiple of 256 KiB: with other sizes TCG loses writes, as it has more RAM than this
 /// (docs/TESTING.md).
 const MEMORY: &str = "524440k";
+/// For programs and their data.
+const APPS_MEMORY: &str = "768M";
 /// A file of the guest that nothing writes to any more.
 const KEPT: &str = "/var/tmp/kept";
 /// A shell function: `pcr '\1\0\0'` reads register 0 of the guest's TPM, `pcr '\0\0\1'` register 16.
@@ -36,6 +39,17 @@ pub const PCR: &str = "pcr() { exec 3<>/dev/tpm0; \
 /// A file of the guest with register 0 of its TPM, which the firmware has extended.
 pub const KEPT_PCR: &str = "/var/tmp/kept-pcr";
 const DATA_BYTES: u64 = 32 << 20;
+/// The data disk of [`Machine::Apps`], which has a file system.
+const APPS_DATA_BYTES: u64 = 512 << 20;
+/// QEMU's node name of that disk.
+pub const APPS_NODE: &str = "disk";
+/// Makes what programs of [`Machine::Apps`] find: a directory, a file that nothing writes to, and a
+/// database.
+const APPS_PREPARED: [&str; 2] = [
+    "mkdir /srv/dbench && head -c 32M /dev/urandom >/srv/kept && \
+     sha256sum /srv/kept >/srv/kept.sum",
+    "su postgres -c 'createdb bench && pgbench --quiet --initialize --scale=5 bench' && sync",
+];
 const MIB: u64 = 1 << 20;
 /// The guest takes its root from a disk, without a boot loader.
 const WORDS: &str = "root=/dev/vda rw";
@@ -55,10 +69,12 @@ pub enum Machine {
     /// An i440fx with UEFI and its variable store, a TPM, and memory that grows, under the small
     /// kernel.
     Uefi,
+    /// A q35 with virtio devices, for programs that benchmarks use, under the small kernel.
+    Apps,
 }
 
 impl Machine {
-    /// All of them.
+    /// Those of the field lab.
     pub const ALL: [Self; 3] = [Self::Virtio, Self::Devices, Self::Uefi];
 
     fn name(self) -> &'static str {
@@ -66,6 +82,7 @@ impl Machine {
             Self::Virtio => "virtio",
             Self::Devices => "devices",
             Self::Uefi => "uefi",
+            Self::Apps => "apps",
         }
     }
 
@@ -84,12 +101,13 @@ impl Machine {
                 "virtio-9p-pci,fsdev=files,mount_tag=files",
             ],
             Self::Uefi => &["tpm-crb,tpmdev=tpm", "virtio-mem-pci,memdev=more,id=more"],
+            Self::Apps => &[],
         }
     }
 }
 
 /// Devices of every machine.
-const DEVICES: [&str; 8] = [
+const DEVICES: [&str; 9] = [
     "virtio-blk-pci,drive=root,id=root",
     "virtio-blk-pci,drive=data,id=data",
     "virtio-scsi-pci,id=scsi",
@@ -98,6 +116,8 @@ const DEVICES: [&str; 8] = [
     "virtio-balloon-pci,id=balloon",
     "virtio-serial-pci,id=serial",
     "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
+    // Without it, the unit of the helper's package does not start.
+    "virtserialport,chardev=helper,name=org.droveway.guest.0",
 ];
 /// A place for devices that are plugged. An i440fx has places on its bus.
 const SPARE: &str = "pcie-root-port,id=spare,chassis=10";
@@ -107,7 +127,7 @@ const SPARE: &str = "pcie-root-port,id=spare,chassis=10";
 pub struct Disks {
     /// The guest's system.
     pub root: PathBuf,
-    /// A disk without content.
+    /// A disk without content; of [`Machine::Apps`] with a file system.
     pub data: PathBuf,
     /// What the SATA disk of [`Machine::Devices`] holds.
     pub sata: PathBuf,
@@ -190,6 +210,14 @@ impl Snapshot {
     fn boot(&self, kit: &Kit, spec: GuestSpec) -> Result<()> {
         let disks = Disks::within(&self.home);
         disks.make("raw", &self.image.disk, Path::new(OVMF[1]))?;
+        if self.machine == Machine::Apps {
+            let file = fs::File::create(&disks.data).at("create", &disks.data)?;
+            file.set_len(APPS_DATA_BYTES).at("extend", &disks.data)?;
+            let mut format = program::command("mke2fs");
+            // Otherwise the kernel would do it while something is measured.
+            format.args(["-q", "-t", "ext4", "-E", "lazy_itable_init=0,lazy_journal_init=0"]);
+            program::output(format.arg(&disks.data))?;
+        }
         let hosts = Hosts::new(Link::unshaped())?;
         let _lan = Lan::join(&hosts)?;
         let argv = spec.argv(kit, &self.qemu.program);
@@ -202,6 +230,11 @@ impl Snapshot {
         ))?;
         if self.machine == Machine::Uefi {
             guest.ask(&format!("sh {PCR}; pcr '\\1\\0\\0' >{KEPT_PCR} && sync"))?;
+        }
+        if self.machine == Machine::Apps {
+            for line in APPS_PREPARED {
+                guest.ask(&format!("sh {line}"))?;
+            }
         }
         let qmp = monitor(&hosts.a, &guest.spec.name)?;
         let ask = |command: &str, arguments: Value| {
@@ -249,6 +282,10 @@ impl Snapshot {
         let disks = Disks::within(dir);
         let kept = Disks::within(&self.home);
         disks.make("qcow2", &kept.root, &kept.variables)?;
+        if self.machine == Machine::Apps {
+            let mut copy = program::command("cp");
+            program::output(copy.arg("--sparse=always").arg(&kept.data).arg(&disks.data))?;
+        }
         Ok(disks)
     }
 
@@ -259,23 +296,32 @@ impl Snapshot {
             seed: 5,
             random_bytes: 8 * MIB,
             text_bytes: 8 * MIB,
-            working_set_bytes: 16 * MIB,
-            rate: 500_000,
-            write_step_ms: 20,
             tick_ms: 20,
-            // On the disk, and in the page cache.
-            file_bytes: 8 * MIB,
-            file_rate: 100_000,
             ..Orders::default()
         };
-        let memory = format!("{MEMORY},slots=4,maxmem=2G");
+        let (memory, orders) = match self.machine {
+            // The programs write.
+            Machine::Apps => (APPS_MEMORY.to_owned(), orders),
+            Machine::Virtio | Machine::Devices | Machine::Uefi => {
+                let orders = Orders {
+                    working_set_bytes: 16 * MIB,
+                    rate: 500_000,
+                    write_step_ms: 20,
+                    // On the disk, and in the page cache.
+                    file_bytes: 8 * MIB,
+                    file_rate: 100_000,
+                    ..orders
+                };
+                (format!("{MEMORY},slots=4,maxmem=2G"), orders)
+            }
+        };
         let mut spec = GuestSpec::new(name, &memory, orders);
         let kernel = match self.machine {
-            Machine::Virtio | Machine::Uefi => &self.image.small,
+            Machine::Virtio | Machine::Uefi | Machine::Apps => &self.image.small,
             Machine::Devices => &self.image.large,
         };
         spec.machine = match self.machine {
-            Machine::Virtio | Machine::Devices => self.qemu.machine(),
+            Machine::Virtio | Machine::Devices | Machine::Apps => self.qemu.machine(),
             Machine::Uefi => format!("{},memory-backend=ram", self.qemu.i440fx()),
         };
         spec.kernel = Some(kernel.image.clone());
@@ -286,15 +332,21 @@ impl Snapshot {
         spec
     }
 
-    fn arguments(&self, name: &str, disks: &Disks) -> Vec<String> {
+    fn arguments(&self, vm: &str, disks: &Disks) -> Vec<String> {
         let Disks { root, data, sata, variables, shared } = disks;
+        if self.machine == Machine::Apps {
+            return apps_arguments(vm, root, data);
+        }
+        let port =
+            |name: &str| format!("socket,id={name},path={RUN_DIR}/{vm}.{name},server=on,wait=off");
         let mut options = vec![
             ("-smp", "1,maxcpus=2".to_owned()),
             ("-drive", format!("file={},format=qcow2,if=none,id=root", root.display())),
             ("-drive", format!("file={},format=raw,if=none,id=data", data.display())),
             ("-drive", "if=none,id=cd,media=cdrom,readonly=on".to_owned()),
-            ("-chardev", format!("socket,id=agent,path={RUN_DIR}/{name}.agent,server=on,wait=off")),
-            ("-qmp", format!("unix:{RUN_DIR}/{name}.monitor,server=on,wait=off")),
+            ("-chardev", port("agent")),
+            ("-chardev", port("helper")),
+            ("-qmp", format!("unix:{RUN_DIR}/{vm}.monitor,server=on,wait=off")),
         ];
         if self.machine == Machine::Devices {
             let drive = format!("file={},format=raw,if=none,id=sata", sata.display());
@@ -312,7 +364,7 @@ impl Snapshot {
                 ("-drive", format!("{pflash},unit=1,file={}", variables.display())),
                 ("-object", ram),
                 ("-object", "memory-backend-ram,id=more,size=256M".to_owned()),
-                ("-chardev", format!("socket,id=tpm,path={}", Tpm::socket(name))),
+                ("-chardev", format!("socket,id=tpm,path={}", Tpm::socket(vm))),
                 ("-tpmdev", "emulator,id=tpm,chardev=tpm".to_owned()),
             ]);
         }
@@ -321,6 +373,32 @@ impl Snapshot {
         let words = options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
         words.chain(Outside::arguments()).collect()
     }
+}
+
+fn apps_arguments(vm: &str, root: &Path, data: &Path) -> Vec<String> {
+    let file = format!("driver=file,node-name={APPS_NODE}-file,filename={}", data.display());
+    let options = [
+        ("-qmp", format!("unix:{RUN_DIR}/{vm}.monitor,server=on,wait=off")),
+        ("-drive", format!("file={},format=qcow2,if=none,id=root", root.display())),
+        ("-blockdev", file),
+        ("-blockdev", format!("driver=raw,node-name={APPS_NODE},file={APPS_NODE}-file")),
+        ("-device", "virtio-blk-pci,drive=root,id=root".to_owned()),
+        ("-device", format!("virtio-blk-pci,drive={APPS_NODE},id=data")),
+        ("-device", "virtio-rng-pci,id=rng".to_owned()),
+    ];
+    let words = options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
+    words.chain(Outside::arguments()).collect()
+}
+
+/// A command for the guest that answers which row its database has acknowledged last. It fails
+/// after a boot until there is one.
+pub const ACKNOWLEDGED: &str = "sh cat /run/lab-database/acknowledged";
+
+/// A command for the guest that succeeds if its database has all rows up to this one and to the last
+/// that it has acknowledged, as they were written. It answers which that is.
+#[must_use]
+pub fn check_rows(known: u64) -> String {
+    format!("sh sh /usr/local/lib/lab/check-rows {known}")
 }
 
 /// A command for the guest that succeeds if a file that nothing has written to since the snapshot

@@ -337,6 +337,14 @@ pub fn field_image(release: Release) -> Result<Image> {
     field::image(release)
 }
 
+/// A guest with all of Debian and the programs that benchmarks use. It takes some minutes to make.
+///
+/// # Errors
+/// If it isn't available.
+pub fn apps_image() -> Result<Image> {
+    field::apps()
+}
+
 /// Installs what the field lab's guests with UEFI and a TPM need.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ fn both_hosts_use_one_disk_and_each_link_is_counted() {
     let storage = Storage::join(&hosts).unwrap();
     let mut image = tempfile::NamedTempFile::new().unwrap();
     image.write_all(&vec![7; 4 << 20]).unwrap();
-    storage.serve(image.path()).unwrap();
+    storage.serve(image.path(), None).unwrap();
     storage.shape(400).unwrap();
 
     let qemu_io = |host: &lab::hosts::Host, what: &str| {

@@ -1,9 +1,11 @@
 //! The field lab: a guest as people have them, moved one to three times, and what its owner and its
 //! guest do after that.
 
+mod domain;
 mod results;
 mod rows;
 
+use std::cell;
 use std::fs::File;
 use std::process::Child;
 use std::sync::Arc;
@@ -19,8 +21,9 @@ use qemu::qmp::Qmp;
 use crate::commander::{self, Commanded, Commander, resume};
 use crate::{Side, World, assert_intact};
 
+pub use domain::CarriedDomain;
 pub use results::{Cell, Results};
-pub use rows::{ROWS, Row, named};
+pub use rows::{Act, ROWS, Row, named};
 
 /// Its VM's name.
 const NAME: &str = "web1";
@@ -59,6 +62,16 @@ pub struct Way {
     pub stream: Stream,
 }
 
+impl Stream {
+    /// QEMU's channels for pages.
+    fn channels(self) -> u8 {
+        match self {
+            Self::Multifd => 4,
+            Self::Classic => 0,
+        }
+    }
+}
+
 /// All ways, as the table's columns.
 pub const WAYS: [Way; 6] = [
     Way { mover: Mover::Own, stream: Stream::Multifd },
@@ -89,19 +102,12 @@ impl Way {
     }
 
     fn commands(self, commander: &Commander, from: Side) -> commander::Way {
-        let mut commands = commander.way(from, false, self.channels());
+        let mut commands = commander.way(from, false, self.stream.channels());
         if self.mover == Mover::Qemu {
             let there = commander.world.host(from.other()).addresses[0];
             commands.uris = [(); 2].map(|()| format!("tcp:{there}:{PORT}"));
         }
         commands
-    }
-
-    fn channels(self) -> u8 {
-        match self.stream {
-            Stream::Multifd => 4,
-            Stream::Classic => 0,
-        }
     }
 }
 
@@ -116,7 +122,71 @@ enum Managed {
 /// What a row reports: what is worth knowing if it went well, else why not.
 pub type Done = Result<String, String>;
 
-/// A moved VM.
+/// Of a row that was tried with a VM of the other kind.
+const OTHER_VM: &str = "this VM is not the row's";
+
+/// A moved VM of either kind.
+pub enum Moved {
+    /// A Debian.
+    Debian(Box<Field>),
+    /// A libvirt domain.
+    Domain(Box<CarriedDomain>),
+}
+
+impl Moved {
+    /// Moves a VM so many times: a snapshot's, or else a domain.
+    ///
+    /// # Panics
+    /// If it doesn't arrive well.
+    #[must_use]
+    pub fn new(snapshot: Option<&Snapshot>, way: Way, moves: u32) -> Self {
+        match snapshot {
+            Some(snapshot) => Self::Debian(Box::new(Field::moved(snapshot, way, moves))),
+            None => Self::Domain(Box::new(CarriedDomain::moved(way.stream, moves))),
+        }
+    }
+
+    /// Moves it to the other host, so many times.
+    ///
+    /// # Panics
+    /// If it doesn't arrive well.
+    pub fn move_on(&mut self, moves: u32) {
+        match self {
+            Self::Debian(vm) => vm.move_on(moves),
+            Self::Domain(vm) => vm.move_on(moves),
+        }
+    }
+
+    /// Does what a row says.
+    ///
+    /// # Errors
+    /// If it can't be done, or the row is for another VM.
+    pub fn does(&mut self, row: &Row) -> Done {
+        match self {
+            Self::Debian(vm) => vm.does(row),
+            Self::Domain(vm) => vm.does(row),
+        }
+    }
+
+    /// Asserts that it lives.
+    ///
+    /// # Errors
+    /// As [`Field::lives`].
+    ///
+    /// # Panics
+    /// If it doesn't run, or a page is wrong.
+    pub fn lives(&self) -> Result<(), String> {
+        match self {
+            Self::Debian(vm) => vm.lives(),
+            Self::Domain(vm) => {
+                vm.assert_lives();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A moved Debian.
 pub struct Field {
     managed: Managed,
     /// The guests' network.
@@ -126,6 +196,8 @@ pub struct Field {
     tpms: [Option<Tpm>; 2],
     way: Way,
     side: Side,
+    /// The last row of its guest's database that is known to be acknowledged.
+    acknowledged: cell::Cell<u64>,
 }
 
 /// The snapshot from which all start, which is made if it is missing; that takes some minutes.
@@ -176,7 +248,8 @@ impl Field {
             Managed::Commander(Box::new(commander))
         };
         let snapshot = snapshot.clone();
-        let mut field = Self { managed, lan, snapshot, tpms, way, side: Side::A };
+        let acknowledged = cell::Cell::default();
+        let mut field = Self { managed, lan, snapshot, tpms, way, side: Side::A, acknowledged };
         field.guest().wait_beat(SHOWS_MAX).unwrap();
         field.move_on(moves);
         field
@@ -192,6 +265,17 @@ impl Field {
         }
     }
 
+    /// Does what a row says.
+    ///
+    /// # Errors
+    /// If it can't be done, or the row is for another VM.
+    pub fn does(&mut self, row: &Row) -> Done {
+        match row.act {
+            Act::OfDebian(act) => act(self),
+            Act::OfDomain(_) => Err(OTHER_VM.to_owned()),
+        }
+    }
+
     /// Another TPM at a host, for its next QEMU.
     fn fit_tpm(&mut self, side: Side) {
         // The old one has its socket until it ends.
@@ -201,6 +285,9 @@ impl Field {
 
     fn move_once(&mut self) {
         let (from, way) = (self.side, self.way);
+        if let Some(row) = self.row() {
+            self.acknowledged.set(row);
+        }
         self.fit_tpm(from.other());
         match &mut self.managed {
             Managed::Agents { world, guest, first } => {
@@ -293,11 +380,31 @@ impl Field {
         Ok(())
     }
 
-    /// Asserts that it lives: its guest runs, memory and files are as they were written, and its
-    /// network answers.
+    /// The row that its guest's database has acknowledged last; none before the first one since the
+    /// guest has booted.
+    fn row(&self) -> Option<u64> {
+        self.guest().ask(field::ACKNOWLEDGED).ok()?.parse().ok()
+    }
+
+    /// Waits for another row, and checks all that were acknowledged before.
+    fn rows_are_there(&self) -> Result<(), String> {
+        let known = self.acknowledged.get();
+        // Fewer, too: the check reports what is missing.
+        self.shows("the guest's database acknowledges a row", |field| {
+            field.row().is_some_and(|row| row != known)
+        })?;
+        let answer = self.guest().ask(&field::check_rows(known));
+        let answer = answer.map_err(|error| error.to_string())?;
+        let last = answer.parse().map_err(|_| format!("the check of rows: {answer}"))?;
+        self.acknowledged.set(last);
+        Ok(())
+    }
+
+    /// Asserts that it lives: its guest runs, memory, files and the rows of its database are as they
+    /// were written, and its network answers.
     ///
     /// # Errors
-    /// If the network doesn't answer, or a file isn't as it was.
+    /// If the network doesn't answer, a file isn't as it was, or a row is missing or wrong.
     ///
     /// # Panics
     /// If it doesn't run, or a page is wrong.
@@ -308,6 +415,7 @@ impl Field {
         }
         assert_intact(self.guest());
         self.guest().ask(&field::check_kept()).map_err(|error| error.to_string())?;
+        self.rows_are_there()?;
         self.shows("the guest's SSH server answers", |field| field.lan.greets())
     }
 

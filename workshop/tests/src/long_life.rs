@@ -94,8 +94,8 @@ pub fn live_as_debian(moves: usize) -> Result<(), LabError> {
     for nth in 1..=moves {
         vm.move_on(1);
         if nth.is_multiple_of(REBOOT_EACH) {
-            let reboot = field::named("reboot from inside").act;
-            if let Err(why) = reboot(&mut vm).and_then(|_| vm.lives()) {
+            let reboot = field::named("reboot from inside");
+            if let Err(why) = vm.does(reboot).and_then(|_| vm.lives()) {
                 panic!("after {nth} moves: {why}");
             }
             println!("{nth} moves");

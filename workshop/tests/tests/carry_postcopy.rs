@@ -1,5 +1,5 @@
 //! Carried migrations in post-copy: the VM runs at the destination while part of its memory is
-//! still at the source, so agents neither cancel such a migration nor end before it is over.
+//! still at the source, so agents neither cancel such a migration nor end before it has ended.
 
 use api::{Outcome, Phase, Progress, Report};
 use end_to_end::commander::{Commander, Way};
@@ -79,7 +79,7 @@ fn in_postcopy(commander: &mut Commander, capabilities: &[&'static str]) -> Way 
 }
 
 /// Asserts that the source's agent refuses to cancel it, that both agents wait for it when they are
-/// told to end, and that the VM arrives.
+/// ordered to end, and that the VM arrives.
 fn assert_waited_for(commander: &mut Commander) {
     let mut id = String::new();
     until("the source's agent knows", || {

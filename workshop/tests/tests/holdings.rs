@@ -15,7 +15,11 @@ const SHARE: [&str; 2] = ["--share", "host"];
 const OFF: [&str; 2] = ["--share", "off"];
 
 fn twin(name: &str) -> GuestSpec {
-    end_to_end::twin(name, "160M", COMMON, 0)
+    busy_twin(name, 0)
+}
+
+fn busy_twin(name: &str, rate: u64) -> GuestSpec {
+    end_to_end::twin(name, "160M", COMMON, rate)
 }
 
 /// Agents that scan often enough for a test.
@@ -62,6 +66,31 @@ fn what_runs_at_the_destination_is_not_sent() {
     assert!(known("web2"));
     world.says(Side::B, &["stop", "web1", "--force"]);
     assert_eq!(world.vms(Side::B).len(), 1);
+}
+
+/// Both VMs write, at rest and while they move: a page that kept the name of what it held before
+/// would be wrong, or be that of the other VM.
+#[runs(fills)]
+#[test]
+fn what_was_named_at_rest_is_not_hashed_when_the_vm_moves() {
+    let world = world();
+    let guests = ["web1", "web2"].map(|name| world.boot(&busy_twin(name, 200_000)));
+    for name in ["web1", "web2"] {
+        world.wait_looked_at(Side::A, name);
+    }
+    let [first, second] = guests.each_ref().map(|guest| moved(&world, guest, &SHARE));
+    for report in [&first, &second] {
+        println!("{} named before, {} by name", report.named_before_bytes, report.named_bytes);
+        assert!(report.named_before_bytes >= COMMON, "{report:?}");
+    }
+    assert!(second.named_bytes >= COMMON, "{second:?}");
+    guests.iter().for_each(|guest| world.assert_intact(guest));
+    // Without sharing nothing is named.
+    world.wait_looked_at(Side::B, "web1");
+    let back = world.begin(&guests[0], Side::B, &OFF).wait();
+    assert_eq!(back.report.outcome, Outcome::Done, "{}", back.said);
+    assert_eq!(back.report.named_before_bytes, 0);
+    world.assert_intact(&guests[0]);
 }
 
 #[runs(fills)]

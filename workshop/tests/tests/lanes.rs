@@ -58,7 +58,7 @@ fn one_two_and_eight() {
     }
 }
 
-/// A cable is pulled: neither end is told.
+/// A cable is pulled: neither end is notified.
 #[test]
 fn a_lane_whose_network_goes_silent() {
     let world = World::new(TWO_NICS);
@@ -97,7 +97,7 @@ fn a_lane_joins_again() {
     assert_eq!(log.matches("lane up again").count(), 1, "{log}");
 }
 
-/// A firewall drops its connections: both ends are told.
+/// A firewall drops its connections: both ends are notified.
 #[test]
 fn a_lane_whose_connection_is_cut() {
     let world = World::new(TWO_NICS);

@@ -2,9 +2,10 @@
 //! `virsh` and from libvirtd to libvirtd, over loopback and by sockets.
 
 use end_to_end::disk::assert_disk_intact;
+use end_to_end::field::{CarriedDomain, ROWS, Stream};
 use end_to_end::libvirt::carried::Carried;
 use end_to_end::{MIB, Side, bare, guest};
-use lab::hosts::{Link, RUN_DIR};
+use lab::hosts::Link;
 use lab::libvirt::{Disk, Domain, Migration};
 use lab::setup::Qemu;
 use marks::runs;
@@ -145,48 +146,11 @@ fn from_libvirtd_to_libvirtd_with_its_disk() {
 /// What an owner does with a domain after it was carried there and back; then it moves on.
 #[test]
 fn a_carried_domain_obeys_virsh() {
-    let carried = Carried::new(Link::one(1000));
-    let world = &carried.world;
-    let qemu = Qemu { program: world.kit.qemu.clone(), version: world.kit.qemu_version };
-    let mut spec = guest("256M", RATE);
-    spec.no_reboot = false;
-    spec.orders.disk_bytes = 16 * MIB;
-    spec.orders.disk_rate = MIB;
-    let mut domain = Domain::new(spec);
-    let new_image = |side| Disk::make(world.host(side), "disk.img", "qcow2", 64 * MIB).unwrap();
-    domain.disks = vec![new_image(Side::A)];
-    let guest = world.start(&domain, &qemu);
-    let carry = |from: Side| {
-        let _ = new_image(from.other());
-        let how = Migration { copy_storage: true, ..Migration::default() };
-        carried.migrate(&guest, from, &how);
-    };
-    carry(Side::A);
-    carry(Side::B);
-    let [overlay, saved] = ["overlay", "saved"].map(|name| format!("{RUN_DIR}/{name}"));
-    let disk = format!("vda,file={overlay}");
-    let snapshot =
-        ["snapshot-create-as", "web1", "--disk-only", "--no-metadata", "--diskspec", &disk];
-    for command in [
-        &["suspend", "web1"][..],
-        &["resume", "web1"],
-        &["domstats", "web1"],
-        &["blockresize", "web1", "vda", "96M"],
-        &snapshot,
-        &["blockcommit", "web1", "vda", "--active", "--pivot"],
-        &["save", "web1", &saved],
-    ] {
-        let _ = world.virsh(Side::A, command);
+    let mut vm = CarriedDomain::moved(Stream::Classic, 2);
+    for row in ROWS.iter().filter(|row| row.machine.is_none()) {
+        if let Err(why) = vm.does(row) {
+            panic!("{}: {why}", row.name);
+        }
+        vm.assert_lives();
     }
-    guest.expect_on(world.host(Side::A)).unwrap();
-    let _ = world.virsh(Side::A, &["restore", &saved]);
-    assert_disk_intact(&guest);
-    let before = guest.pulse().boots;
-    let _ = world.virsh(Side::A, &["reset", "web1"]);
-    guest.wait_boots(before + 1).unwrap();
-    // As large as it is now, or libvirt refuses to copy it.
-    let how = Migration { copy_storage: true, ..Migration::default() };
-    let _ = Disk::make(world.host(Side::B), "disk.img", "qcow2", 96 * MIB).unwrap();
-    carried.migrate(&guest, Side::A, &how);
-    assert_disk_intact(&guest);
 }

@@ -107,7 +107,7 @@ fn a_guest_that_powers_off_while_it_moves_is_gone() {
     assert!(guest.wait_beat(Duration::from_millis(100)).is_err());
 }
 
-/// Its QEMU was told to keep the VM, and keeps no settings of the move.
+/// Its QEMU was ordered to keep the VM, and keeps no settings of the move.
 #[test]
 fn a_guest_that_powers_off_while_it_moves_is_kept() {
     let world = World::new(Link::one(200));

@@ -81,7 +81,7 @@ fn greets_who_comes_and_goes(world: &World) {
     let ask = |nonce| Ask {
         version: cachemap::VERSION,
         nonce,
-        wanted: cachemap::Wanted::Map,
+        answer: cachemap::AnswerKind::Map,
         budget: ample(),
         runs_max: 1 << 20,
     };

@@ -60,7 +60,7 @@ fn what_another_host_has_comes_from_there() {
     end_to_end::assert_intact(&guests[0]);
 }
 
-/// It was never moved: its host's agent has scanned it, and told the directory.
+/// It was never moved: its host's agent has scanned it, and reported it to the directory.
 #[runs(fills)]
 #[test]
 fn what_runs_on_another_host_comes_from_there() {

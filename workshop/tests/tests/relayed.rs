@@ -41,7 +41,7 @@ const LATER_BANDWIDTH: u64 = 500_000;
 /// set again in each pass.
 const RATE: u64 = 4_000_000;
 const RAM_BYTES: u64 = 12 * MIB;
-/// How often a migration may end before it is told to switch to post-copy.
+/// How often a migration may end before it is ordered to switch to post-copy.
 const TRIES: usize = 4;
 /// Longest time that passes take on a busy machine.
 const PASSES_MAX: Duration = Duration::from_secs(120);
@@ -434,7 +434,7 @@ fn for_kvm(kit: &Kit) -> Option<GuestSpec> {
 enum Tried {
     Judged,
     /// The guest got no CPU for a whole pass, or this test got none for some tenths of a second, so
-    /// QEMU had too little left to send when it was told to switch.
+    /// QEMU had too little left to send when it was ordered to switch.
     Over,
 }
 

@@ -119,7 +119,7 @@ fn the_source_takes_it_back_for_good() {
     assert_settled(&world, &guest, Side::A);
 }
 
-/// The VM runs at the destination, and the source is not told.
+/// The VM runs at the destination, and the source is not notified.
 #[test]
 fn the_source_lets_it_go() {
     let phases = ["committed / loaded", "committed / starting"];

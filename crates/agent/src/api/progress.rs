@@ -98,7 +98,7 @@ pub(super) async fn stream<S: Serialize + Send + Sync + 'static>(
     let (mut lines, body) = Channel::<Bytes, std::io::Error>::new(LINES_MAX);
     let (stuck, wait) = (watchers.stuck, Arc::new(wait));
     tokio::spawn(async move {
-        // Held until the last wait is over, so that the number of threads is bounded too.
+        // Held until the last wait has ended, so that the number of threads is bounded too.
         let _place = place;
         let mut version = 0;
         let mut state = first;

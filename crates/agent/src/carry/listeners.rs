@@ -90,7 +90,7 @@ pub(super) struct Shared {
     /// Threads that accept connections now.
     accepting: AtomicUsize,
     /// Threads that have accepted connections since the agent's start.
-    begun: AtomicU64,
+    started: AtomicU64,
     /// Those that are not carried, but passed on.
     bypasses: Bypasses,
     /// Each thread of a connection.
@@ -137,7 +137,7 @@ impl CarryListeners {
             closing: AtomicBool::new(false),
             accepting: AtomicUsize::new(0),
             // A listener that had no turn yet has 0.
-            begun: AtomicU64::new(1),
+            started: AtomicU64::new(1),
             bypasses: Bypasses::default(),
             served: Mutex::default(),
         });
@@ -298,7 +298,7 @@ impl Shared {
     /// Leaves a listener to a thread that accepts a connection, until that has all connections of
     /// its migration.
     fn accept(self: &Arc<Self>, entry: &Arc<Entry>) {
-        let number = self.begun.fetch_add(1, SeqCst);
+        let number = self.started.fetch_add(1, SeqCst);
         entry.turn.store(number, SeqCst);
         let busy = entry.occupy(&self.wake);
         entry.served.fetch_add(1, SeqCst);

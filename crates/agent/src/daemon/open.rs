@@ -23,7 +23,7 @@ use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
 use crate::moves::arrivals::Arrivals;
 use crate::moves::migrations::Migrations;
-use crate::peers::{Peers, PeersFile, Routes, Told};
+use crate::peers::{Peers, PeersFile, PeersListener, Routes};
 
 /// VMs can arrive and be carried. No one can give orders yet.
 pub(super) struct Open {
@@ -93,7 +93,7 @@ impl Settling {
         if config.insecure_plaintext {
             tracing::warn!(listen = %config.listen, "guest memory crosses the network unencrypted");
         }
-        let others = ToldOfPeers {
+        let others = PeersListeners {
             known_hosts: server.known_hosts(),
             kept_hosts,
             carry_listeners: carry_listeners.as_ref().map(CarryListeners::reopener),
@@ -127,17 +127,17 @@ impl Settling {
 pub(super) struct PeersReading {
     pub(super) file: PeersFile,
     pub(super) peers: Peers,
-    pub(super) others: Box<ToldOfPeers>,
+    pub(super) others: Box<PeersListeners>,
 }
 
-pub(super) struct ToldOfPeers {
+pub(super) struct PeersListeners {
     known_hosts: KnownHosts,
     /// The hosts of switchovers that were unfinished when the agent started.
     kept_hosts: Vec<IpAddr>,
     carry_listeners: Option<Reopener>,
 }
 
-impl Told for ToldOfPeers {
+impl PeersListener for PeersListeners {
     fn peers_are(&self, peers: &[PeerEntry]) {
         let is_listed = |host: &str| peers.iter().any(|peer| peer.name == host);
         self.known_hosts.are(hosts(peers, &self.kept_hosts), is_listed);
@@ -153,7 +153,7 @@ fn hosts(peers: &[PeerEntry], kept: &[IpAddr]) -> Vec<IpAddr> {
 }
 
 /// None if there is no peers file.
-fn peers_reading(config: &Config, peers: &Peers, others: ToldOfPeers) -> Option<PeersReading> {
+fn peers_reading(config: &Config, peers: &Peers, others: PeersListeners) -> Option<PeersReading> {
     let file = PeersFile {
         path: config.peers_file.clone()?,
         name: config.name.clone(),

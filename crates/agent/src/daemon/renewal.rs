@@ -92,7 +92,7 @@ mod tests {
     use std::fs::{Permissions, set_permissions};
     use std::os::unix::fs::PermissionsExt;
 
-    use identity::{Authority, Subject, Wanted};
+    use identity::{Authority, CertificateRequest, Subject};
 
     use super::*;
     use crate::events::Limits;
@@ -105,7 +105,7 @@ mod tests {
         let issue = |days, replace| {
             let subject = Subject::host("here").unwrap();
             let out = dir.path().join("here");
-            authority.issue(&Wanted { subject, days, out, replace }).unwrap().files
+            authority.issue(&CertificateRequest { subject, days, out, replace }).unwrap().files
         };
         let files = issue(1, false);
         let identity = Identity::load("here", &files).unwrap();
@@ -139,8 +139,8 @@ mod tests {
         Authority::create(dir.path(), 1000).unwrap();
         let authority = Authority::open(dir.path()).unwrap();
         let (subject, out) = (Subject::host("here").unwrap(), dir.path().join("here"));
-        let wanted = Wanted { subject, days: 800, out, replace: false };
-        let files = authority.issue(&wanted).unwrap().files;
+        let request = CertificateRequest { subject, days: 800, out, replace: false };
+        let files = authority.issue(&request).unwrap().files;
         let identity = Identity::load("here", &files).unwrap();
         let events = Events::new(Limits::default()).unwrap();
         let mode = |mode| set_permissions(&files.key, Permissions::from_mode(mode)).unwrap();

@@ -73,7 +73,7 @@ pub(super) struct Unreached {
 /// What keeps an agent from taking a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// It is not heard: it may be starting anew.
+    /// It does not answer: it may be starting anew.
     Silence,
     /// It answers that it is busy.
     Busy,

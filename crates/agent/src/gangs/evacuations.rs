@@ -1,6 +1,6 @@
 //! The hosts that gangs of this agent evacuate.
 //!
-//! Coordinators are told of them, and place no VMs there. Two gangs that evacuated one host would
+//! Coordinators learn of them, and place no VMs there. Two gangs that evacuated one host would
 //! order the same VMs to move, so only one does at a time.
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! One move of a gang: begun, watched and, if needed, cancelled, by orders to the agent of
+//! One move of a gang: started, watched and, if needed, cancelled, by orders to the agent of
 //! the source host.
 //!
 //! That agent moves the VM by itself. If it can't be reached for a while, only progress is
@@ -49,13 +49,13 @@ pub(super) struct End {
     pub(super) reason: Option<String>,
     pub(super) in_doubt: bool,
     pub(super) figures: Option<Figures>,
-    /// Nothing was heard of the source's agent any more, so it was not ordered to begin.
-    pub(super) is_unheard: bool,
+    /// The source's agent did not answer any more, so it was not ordered to begin.
+    pub(super) is_silent: bool,
 }
 
 impl End {
     fn of(state: MoveState) -> Self {
-        Self { state, reason: None, in_doubt: false, figures: None, is_unheard: false }
+        Self { state, reason: None, in_doubt: false, figures: None, is_silent: false }
     }
 
     pub(super) fn failed(reason: String) -> Self {
@@ -69,11 +69,11 @@ impl End {
 }
 
 /// The result of the order to start.
-enum Begun<S> {
-    Started(S),
-    /// The answer is lost: the migration may have begun, or may still begin.
+enum Started<S> {
+    Running(S),
+    /// The answer is lost: the migration may have started, or may still begin.
     Unanswered,
-    /// It has not begun; none if it was left alone.
+    /// It has not started; none if it was left alone.
     Over(Option<End>),
 }
 
@@ -85,8 +85,8 @@ pub(super) struct Flight<A = Agents> {
     pub(super) to: String,
     pub(super) migration: String,
     pub(super) request: MigrateRequest,
-    /// It was begun by an earlier run of this agent.
-    pub(super) is_begun: bool,
+    /// It was started by an earlier run of this agent.
+    pub(super) is_started: bool,
     pub(super) recall: Receiver<Recall>,
     pub(super) limit: Arc<LimitOrder>,
 }
@@ -97,11 +97,11 @@ impl<A: Reach> Flight<A> {
         let mut session = None;
         // Since when the order to start is without an answer.
         let mut unanswered: Option<Instant> = None;
-        if !self.is_begun {
+        if !self.is_started {
             match self.begin() {
-                Begun::Started(begun) => session = Some(begun),
-                Begun::Unanswered => unanswered = Some(Instant::now()),
-                Begun::Over(end) => return end,
+                Started::Running(started) => session = Some(started),
+                Started::Unanswered => unanswered = Some(Instant::now()),
+                Started::Over(end) => return end,
             }
         }
         let mut seen = None;
@@ -166,24 +166,24 @@ impl<A: Reach> Flight<A> {
     }
 
     /// Orders the start. An agent that is stopping may be starting anew, so it is ordered again.
-    fn begin(&self) -> Begun<A::Session> {
+    fn begin(&self) -> Started<A::Session> {
         let since = Instant::now();
         loop {
             let mut session = match self.reach(since) {
                 Ok(session) => session,
-                Err(end) => return Begun::Over(end),
+                Err(end) => return Started::Over(end),
             };
             match self.order_start(&mut session) {
-                Ok(Answer::Started) => return Begun::Started(session),
+                Ok(Answer::Started) => return Started::Running(session),
                 Ok(Answer::Refused { is_stopping: true, .. }) if self.has_patience(since) => {}
-                Ok(answer) => return Begun::Over(Some(End::failed(unexpected(answer)))),
+                Ok(answer) => return Started::Over(Some(End::failed(unexpected(answer)))),
                 Err(why) => {
                     tracing::debug!(vm = self.request.vm, why, "the answer to an order is lost");
-                    return Begun::Unanswered;
+                    return Started::Unanswered;
                 }
             }
             if let Err(end) = self.wait_to_begin() {
-                return Begun::Over(end);
+                return Started::Over(end);
             }
         }
     }
@@ -203,23 +203,23 @@ impl<A: Reach> Flight<A> {
     }
 
     /// Opens the first session, which is waited for `since` then; the error is as in
-    /// [`Begun::Over`].
+    /// [`Started::Over`].
     ///
-    /// Nothing has begun, so there is time for an agent that is busy or starts anew.
+    /// Nothing has started, so there is time for an agent that is busy or starts anew.
     fn reach(&self, since: Instant) -> Result<A::Session, Option<End>> {
-        let mut is_unheard = true;
+        let mut is_silent = true;
         loop {
             let Unreached { why, cause } = match self.agents.open(&self.from) {
                 Ok(session) => return Ok(session),
                 Err(unreached) => unreached,
             };
-            is_unheard &= cause == Cause::Silence;
+            is_silent &= cause == Cause::Silence;
             if cause == Cause::Lasting || !self.has_patience(since) {
                 let from = &self.from;
                 let why = format!(
                     "the agent of {from} can't be reached: {why}. The migration has not started"
                 );
-                return Err(Some(End { is_unheard, ..End::failed(why) }));
+                return Err(Some(End { is_silent, ..End::failed(why) }));
             }
             self.wait_to_begin()?;
         }
@@ -229,7 +229,7 @@ impl<A: Reach> Flight<A> {
         since.elapsed() <= self.patience.silence_max
     }
 
-    /// Waits before the next attempt to begin; the error is as in [`Begun::Over`].
+    /// Waits before the next attempt to begin; the error is as in [`Started::Over`].
     fn wait_to_begin(&self) -> Result<(), Option<End>> {
         let mut cancel = false;
         match self.pause(self.patience.retry, &mut cancel) {
@@ -277,12 +277,12 @@ impl<A: Reach> Flight<A> {
 
     /// Finds out where the VM is.
     ///
-    /// The source agent doesn't know the migration. If it was begun, the agent was restarted, and
+    /// The source agent doesn't know the migration. If it was started, the agent was restarted, and
     /// the journals of both sides decide the VM's fate.
-    fn look_for_it(&self, was_begun: bool) -> End {
+    fn look_for_it(&self, was_started: bool) -> End {
         let Self { from, to, migration, .. } = self;
         let vm = &self.request.vm;
-        let what = if was_begun { "was restarted" } else { "has not received the order" };
+        let what = if was_started { "was restarted" } else { "has not received the order" };
         let at = |host: &str| -> Result<Option<Counted>, String> {
             let census = self.agents.census(host)?;
             Ok(census.vms.into_iter().find(|one| one.name == *vm))

@@ -164,7 +164,7 @@ fn part(bytes: u64, share: f64) -> u64 {
 }
 
 /// The report of a gang that is about to begin.
-pub(super) fn begun(id: &str, request: &GangRequest, plan: &GangPlan, unix_s: u64) -> GangReport {
+pub(super) fn started(id: &str, request: &GangRequest, plan: &GangPlan, unix_s: u64) -> GangReport {
     let moves = plan.moves.iter().map(|planned| MoveReport {
         vm: planned.vm.clone(),
         from: planned.from.clone(),
@@ -192,7 +192,7 @@ pub(super) fn begun(id: &str, request: &GangRequest, plan: &GangPlan, unix_s: u6
     }
 }
 
-/// Fails the VMs that wait to leave the same host as this one, whose agent was not heard for long:
+/// Fails the VMs that wait to leave the same host as this one, whose agent did not answer for long:
 /// each of them would wait as long for it.
 pub(super) fn fail_waiting(report: &mut GangReport, number: usize, why: &str) {
     let Some(from) = report.moves.get(number).map(|one| one.from.clone()) else { return };
@@ -225,7 +225,7 @@ mod tests {
         let request: GangRequest =
             serde_json::from_str(r#"{"evacuate":{"host":"x"},"parallel":2}"#).unwrap();
         let plan = GangPlan { moves: Vec::new(), rooms: Vec::new(), notes: Vec::new() };
-        let mut report = begun("g1", &request, &plan, 0);
+        let mut report = started("g1", &request, &plan, 0);
         let states = [(Failed, "x"), (Moving, "x"), (Done, "x"), (Waiting, "x"), (Waiting, "y")];
         report.moves = states
             .map(|(state, from)| MoveReport {

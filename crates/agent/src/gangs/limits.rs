@@ -99,8 +99,8 @@ mod tests {
     fn what_a_move_sends_is_known_when_it_has_sent_for_a_while() {
         let limit = Some(8_000);
         let at = |phase, wire_bytes_per_s| {
-            let begun = Progress::new(("0a0b0c0d", "web1"), ("x", "y"), 1);
-            Progress { phase, wire_bytes_per_s, left_bytes: 7, ..begun }
+            let started = Progress::new(("0a0b0c0d", "web1"), ("x", "y"), 1);
+            Progress { phase, wire_bytes_per_s, left_bytes: 7, ..started }
         };
         let before = fresh(&options(Some("1M")), 9);
         let prepared = followed(before, limit, &at(Phase::Prepare, 0.0));

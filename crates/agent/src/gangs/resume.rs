@@ -14,10 +14,10 @@ use wire::gang::{Census, Counted};
 
 /// The state of a VM of the gang.
 enum Found {
-    /// It has to be moved, as if its move had never begun.
+    /// It has to be moved, as if its move had never started.
     Waits,
     /// Its migration may still run, or the source agent knows how it ended.
-    Begun,
+    Started,
     /// It is at its destination.
     Arrived,
     /// Its place can't be determined, or it is lost.
@@ -28,7 +28,7 @@ enum Found {
 pub(super) struct TakenUp {
     pub(super) report: GangReport,
     /// VMs whose migrations are to be watched.
-    pub(super) begun: Vec<usize>,
+    pub(super) started: Vec<usize>,
 }
 
 pub(super) fn taken_up(mut report: GangReport, cluster: &dyn Cluster) -> TakenUp {
@@ -37,7 +37,7 @@ pub(super) fn taken_up(mut report: GangReport, cluster: &dyn Cluster) -> TakenUp
     let hosts: Vec<String> = hosts.into_iter().cloned().collect();
     let answers = at_once(&hosts, |host| cluster.census(host));
     let known: BTreeMap<String, Result<Census, String>> = hosts.into_iter().zip(answers).collect();
-    let mut begun = Vec::new();
+    let mut started = Vec::new();
     for (number, one) in report.moves.iter_mut().enumerate() {
         if one.state == MoveState::Done {
             continue;
@@ -49,16 +49,16 @@ pub(super) fn taken_up(mut report: GangReport, cluster: &dyn Cluster) -> TakenUp
                 (one.state, one.migration) = (MoveState::Waiting, None);
                 one.limit_bits_per_s = None;
             }
-            Found::Begun => {
+            Found::Started => {
                 one.state = MoveState::Moving;
-                begun.push(number);
+                started.push(number);
             }
             Found::Arrived => (one.state, one.limit_bits_per_s) = (MoveState::Done, None),
             Found::Lost(why) => (one.state, one.reason) = (MoveState::Failed, Some(why)),
         }
     }
     report.outcome = None;
-    TakenUp { report, begun }
+    TakenUp { report, started }
 }
 
 fn look(one: &MoveReport, known: &BTreeMap<String, Result<Census, String>>) -> Found {
@@ -78,11 +78,11 @@ fn look(one: &MoveReport, known: &BTreeMap<String, Result<Census, String>>) -> F
     match (here, at(&one.to)) {
         (Some(here), _) if here.is_settled() => Found::Waits,
         (Some(here), _) if here.migration.is_some() && here.migration == one.migration => {
-            Found::Begun
+            Found::Started
         }
         // If it can't be moved now, the source agent refuses the order with the reason.
         (Some(_), _) => Found::Waits,
-        (None, _) if may_move => Found::Begun,
+        (None, _) if may_move => Found::Started,
         (None, Ok(Some(there))) if there.is_settled() => Found::Arrived,
         (None, Ok(Some(there))) if there.status == VmStatus::Dead => {
             Found::Lost(format!("it is dead at {}", one.to))
@@ -201,9 +201,9 @@ mod tests {
             (Done, Some("1"), none(), none(), Done, false),
         ] {
             let shown = format!("{state:?} {id:?} {at_x:?} {at_y:?}");
-            let TakenUp { report, begun } = taken_up(kept("x", state, id), &Two([at_x, at_y]));
+            let TakenUp { report, started } = taken_up(kept("x", state, id), &Two([at_x, at_y]));
             assert_eq!(report.moves[0].state, now, "{shown}");
-            assert_eq!(!begun.is_empty(), watched, "{shown}");
+            assert_eq!(!started.is_empty(), watched, "{shown}");
             assert_eq!(report.outcome, None);
             let fresh = report.moves[0].reason.as_deref() != Some("before");
             assert!(fresh || now == Done, "{shown}");

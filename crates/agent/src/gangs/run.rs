@@ -27,12 +27,12 @@ use crate::id::random_id;
 /// The leading thread.
 pub(super) struct Run {
     pub(super) gang: Arc<Gang>,
-    pub(super) hear: Receiver<Event>,
+    pub(super) inbox: Receiver<Event>,
     pub(super) agents: Agents,
     pub(super) store: GangStore,
     events: Arc<Events>,
-    /// VMs whose migrations an earlier run of this agent has begun.
-    pub(super) begun: Vec<usize>,
+    /// VMs whose migrations an earlier run of this agent has started.
+    pub(super) started: Vec<usize>,
     /// The host that it evacuates, if it does and has not ended.
     evacuating: Option<Evacuating>,
     flights: HashMap<usize, InFlight>,
@@ -56,11 +56,11 @@ struct InFlight {
 impl Run {
     pub(super) fn new(
         gang: Arc<Gang>,
-        hear: Receiver<Event>,
+        inbox: Receiver<Event>,
         agents: Agents,
         store: GangStore,
         events: Arc<Events>,
-        begun: Vec<usize>,
+        started: Vec<usize>,
         evacuating: Option<Evacuating>,
     ) -> Self {
         let report = gang.report();
@@ -70,18 +70,18 @@ impl Run {
         for (number, one) in report.moves.iter().enumerate() {
             let limit = one.limit_bits_per_s.map(BitRate::bits_per_s);
             // It began when no limit applied to it, for instance because its rack had no uplink.
-            let limit = limit.or_else(|| begun.contains(&number).then_some(own));
+            let limit = limit.or_else(|| started.contains(&number).then_some(own));
             if let Some(limit) = limit {
                 limits.has(number, limit);
             }
         }
         Self {
             gang,
-            hear,
+            inbox,
             agents,
             store,
             events,
-            begun,
+            started,
             evacuating,
             flights: HashMap::new(),
             limits,
@@ -106,7 +106,7 @@ impl Run {
     /// Begins its moves and follows them until none is left.
     fn follow(&mut self) {
         self.tell_begin();
-        for number in std::mem::take(&mut self.begun) {
+        for number in std::mem::take(&mut self.started) {
             self.launch(number, true);
         }
         // A VM of a gang that is resumed may be lost already.
@@ -122,7 +122,7 @@ impl Run {
                 // No thread could be started for the last VMs: try the next ones.
                 continue;
             }
-            match self.hear.recv() {
+            match self.inbox.recv() {
                 Ok(Event::Progress(number, progress)) => self.note(number, *progress),
                 Ok(Event::Ended(number, end)) => self.end(number, end),
                 Ok(Event::Cancel) => {
@@ -264,7 +264,7 @@ impl Run {
         self.save(&noted);
     }
 
-    fn launch(&mut self, number: usize, is_begun: bool) {
+    fn launch(&mut self, number: usize, is_started: bool) {
         let report = self.gang.report();
         let Some(one) = report.moves.get(number) else { return };
         let (recall, recalled) = bounded(2);
@@ -280,7 +280,7 @@ impl Run {
             to: one.to.clone(),
             migration: one.migration.clone().unwrap_or_default(),
             request,
-            is_begun,
+            is_started,
             recall: recalled,
             limit: Arc::clone(&limit),
         };
@@ -301,7 +301,7 @@ impl Run {
             }
             Err(error) => {
                 let why = format!("cannot start a thread for it: {error}");
-                let end = if is_begun { End::unknown(why) } else { End::failed(why) };
+                let end = if is_started { End::unknown(why) } else { End::failed(why) };
                 self.end(number, Some(end));
             }
         }
@@ -331,7 +331,7 @@ impl Run {
             self.limits.release(number);
         }
         let called_off = self.called_off.clone();
-        let unheard = end.reason.clone().filter(|_| end.is_unheard);
+        let silent = end.reason.clone().filter(|_| end.is_silent);
         let mut failed = None;
         let report = self.gang.end(number, |one| {
             one.state = end.state;
@@ -351,7 +351,7 @@ impl Run {
         if let Some(vm) = failed.filter(|_| self.called_off.is_none()) {
             self.call_off(&all_or_none(&vm));
         }
-        if let Some(why) = unheard {
+        if let Some(why) = silent {
             let report = self.gang.update(|report| fail_waiting(report, number, &why));
             self.save(&report);
         }

@@ -80,20 +80,20 @@ fn migrations_that_ended_are_added_up() {
 #[test]
 fn what_has_not_happened_yet_is_reported_as_zero() {
     let metrics = Metrics::default();
-    let begun = metrics.text(&now(Vec::new()));
+    let started = metrics.text(&now(Vec::new()));
     for line in [
         r#"droveway_migrations_total{outcome="failed",phase="prepare"} 0"#,
         r#"droveway_migrations_total{outcome="done",phase="running"} 0"#,
         r#"droveway_audits_total{result="differences"} 0"#,
     ] {
-        assert!(has(&begun, line), "{line}:\n{begun}");
+        assert!(has(&started, line), "{line}:\n{started}");
     }
     // The first of any kind adds no series of these.
     let of = |text: &str, name: &str| text.lines().filter(|line| line.starts_with(name)).count();
     metrics.count(&report(Outcome::Cancelled));
     let later = metrics.text(&now(Vec::new()));
     for name in ["droveway_migrations_total{", "droveway_audits_total{"] {
-        assert_eq!(of(&later, name), of(&begun, name), "{name}");
+        assert_eq!(of(&later, name), of(&started, name), "{name}");
     }
 }
 

@@ -2,8 +2,8 @@
 //! description, and compares it with that description.
 
 pub(crate) mod fitness;
+mod published;
 mod taps;
-mod told;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -29,8 +29,8 @@ use crate::name;
 use crate::peers::Peers;
 use crate::vms::record::Standing;
 use crate::vms::registry::{Claim, Registry, check_domain};
-use fitness::Wanted;
-use told::Told;
+use fitness::QemuToStart;
+use published::PublishedArrival;
 
 /// Disks of one VM; the check reads storage for each.
 const DISKS_MAX: usize = 256;
@@ -68,7 +68,7 @@ impl Arrivals {
             examiner: Arc::clone(examiner),
             peers,
             promises: Promises::default(),
-            // A source that waits as long is still there to hear why it took too long.
+            // A source that waits as long is still connected to receive the reason.
             prepare_max: waits.prepare - waits.prepare / 8,
             idle_max: waits.prepare / IDLE_PARTS,
         }
@@ -104,7 +104,7 @@ impl Arrivals {
         let wanted = match &order.incoming_qmp {
             // Its QEMU is started already.
             Some(_) => None,
-            None => Some(Wanted::of(order, probes.programs())?),
+            None => Some(QemuToStart::of(order, probes.programs())?),
         };
         if let Some(wanted) = &wanted {
             let needs = wanted.check(shape, probes)?;
@@ -112,7 +112,7 @@ impl Arrivals {
                 fitness::has_room(&needs, host_memory(), promised, order.overcommit)
             })?;
         }
-        let taps = wanted.as_ref().map(Wanted::taps).unwrap_or_default();
+        let taps = wanted.as_ref().map(QemuToStart::taps).unwrap_or_default();
         let mut notes = taps::before(&taps, order.accept_missing_taps, sight::tap)?;
         let user = probes.programs().user();
         check_disks(order, user, &|| goes_on().and_then(|()| in_time(until)))?;
@@ -145,8 +145,8 @@ impl Arrivals {
         if differences.is_empty() {
             let peer = self.peers.named(&order.from);
             let source_address = peer.map(|peer| peer.address);
-            let told = Told::begin(&self.settlers.events, order);
-            return Ok(Arrival { claim, machine, images, source_address, notes, told });
+            let published = PublishedArrival::begin(&self.settlers.events, order);
+            return Ok(Arrival { claim, machine, images, source_address, notes, published });
         }
         Err(Denied::Conflict(format!(
             "the VM no longer matches its command line: {}",
@@ -158,7 +158,7 @@ impl Arrivals {
         &self,
         claim: &Claim,
         order: &Prepare,
-        wanted: &Wanted,
+        wanted: &QemuToStart,
         machine: &str,
         until: Instant,
     ) -> Result<Machine, Denied> {
@@ -302,7 +302,7 @@ struct Arrival {
     source_address: Option<SocketAddr>,
     notes: Vec<String>,
     /// Last, so that the end is published when everything else is done.
-    told: Told,
+    published: PublishedArrival,
 }
 
 impl Arriving for Arrival {
@@ -332,7 +332,7 @@ impl Arriving for Arrival {
     }
 
     fn settled(mut self: Box<Self>) {
-        self.told.arrived = true;
+        self.published.arrived = true;
         self.claim.free();
     }
 

@@ -146,7 +146,7 @@ fn settle(report: &mut Report, outcome: &Outcome) -> bool {
     report.in_doubt = false;
     report.settled_unix_s = Some(unix_s());
     report.outcome = match outcome {
-        Outcome::Gone => api::Outcome::Done,
+        Outcome::Moved => api::Outcome::Done,
         Outcome::Stays { reason } => {
             api::Outcome::Failed(format!("{reason}. The VM stays where it was"))
         }

@@ -175,7 +175,7 @@ impl Registry {
             machine: None,
             by: By::Operator,
             user: self.qemu_user(),
-            guest_port: if request.guest_port { GuestPort::Wanted } else { GuestPort::None },
+            guest_port: if request.guest_port { GuestPort::IfPossible } else { GuestPort::None },
             knows_legacy_ack: probes.knows_legacy_ack(&request.argv, cwd),
             up_max: machine::UP_MAX,
             idle_max: machine::UP_MAX,

@@ -25,10 +25,10 @@ const RETRY: Duration = Duration::from_millis(200);
 
 /// The queue of QEMUs to move; none unless systemd runs this agent as a service.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Scopes(Option<Sender<Wanted>>);
+pub(crate) struct Scopes(Option<Sender<ScopeRequest>>);
 
 #[derive(Debug)]
-struct Wanted {
+struct ScopeRequest {
     vm: String,
     pid: u32,
     /// Whether its QEMU answers, so that this is the last request for it.
@@ -49,17 +49,17 @@ struct Unit {
 }
 
 impl Scopes {
-    /// Starts the thread that asks systemd, if systemd started this agent.
+    /// Starts the thread that sends requests to systemd, if systemd started this agent.
     pub(crate) fn new() -> Self {
         let is_systemd = Path::new("/run/systemd/system").is_dir();
         if !is_systemd || env::var_os("INVOCATION_ID").is_none() {
             return Self(None);
         }
         let Some(unit) = groups("self").as_deref().and_then(Unit::of) else { return Self(None) };
-        let (tell, told) = unbounded::<Wanted>();
-        let run = move || serve(&told, |wanted| wanted.take_out_of(&unit));
+        let (sender, receiver) = unbounded::<ScopeRequest>();
+        let run = move || serve(&receiver, |request| request.take_out_of(&unit));
         match thread::Builder::new().name("scopes".to_owned()).spawn(run) {
-            Ok(_) => Self(Some(tell)),
+            Ok(_) => Self(Some(sender)),
             Err(error) => {
                 tracing::warn!(%error, "VMs stay in the agent's unit");
                 Self(None)
@@ -69,38 +69,39 @@ impl Scopes {
 
     /// Has a VM's QEMU moved to its own scope, if it is in the agent's unit.
     pub(crate) fn take(&self, vm: &str, pid: u32) {
-        self.want(vm, pid, true);
+        self.request(vm, pid, true);
     }
 
     /// As [`Scopes::take`], for a QEMU that was just launched, and may fail to start.
     pub(crate) fn take_early(&self, vm: &str, pid: u32) {
-        self.want(vm, pid, false);
+        self.request(vm, pid, false);
     }
 
-    fn want(&self, vm: &str, pid: u32, answers: bool) {
-        if let Some(tell) = &self.0 {
+    fn request(&self, vm: &str, pid: u32, answers: bool) {
+        if let Some(sender) = &self.0 {
             // Sending can't fail: the thread ends with the agent.
-            let _ = tell.send(Wanted { vm: vm.to_owned(), pid, answers, tries_left: TRIES });
+            let _ =
+                sender.send(ScopeRequest { vm: vm.to_owned(), pid, answers, tries_left: TRIES });
         }
     }
 }
 
 /// Serves requests until there can be no more. `take` returns one that is to be tried again, which
 /// holds up no other.
-fn serve<W>(told: &Receiver<W>, mut take: impl FnMut(W) -> Option<W>) {
+fn serve<W>(receiver: &Receiver<W>, mut take: impl FnMut(W) -> Option<W>) {
     let mut later: Vec<W> = Vec::new();
     let mut due = Instant::now();
     loop {
         let next = match later.is_empty() {
-            true => told.recv().map_err(RecvTimeoutError::from),
-            false => told.recv_deadline(due),
+            true => receiver.recv().map_err(RecvTimeoutError::from),
+            false => receiver.recv_deadline(due),
         };
         match next {
-            Ok(wanted) => {
+            Ok(request) => {
                 if later.is_empty() {
                     due = Instant::now() + RETRY;
                 }
-                later.extend(take(wanted));
+                later.extend(take(request));
             }
             Err(RecvTimeoutError::Timeout) => {
                 later = later.into_iter().filter_map(&mut take).collect();
@@ -137,7 +138,7 @@ fn within<'g>(groups: &'g str, hierarchy: &str) -> Option<&'g str> {
     groups.lines().find_map(|line| Some(line.split_once(hierarchy)?.1))
 }
 
-impl Wanted {
+impl ScopeRequest {
     /// Returns the request if it is to be tried again.
     fn take_out_of(self, unit: &Unit) -> Option<Self> {
         // The process may have ended, and its id may be in use again.
@@ -227,13 +228,14 @@ mod tests {
     #[test]
     fn a_scope_stops_after_the_agent_and_before_the_network() {
         let unit = Unit::of("0::/system.slice/a.service\n").unwrap();
-        let wanted = Wanted { vm: "web1".to_owned(), pid: 7, answers: true, tries_left: TRIES };
-        let call = wanted.call(&unit);
+        let request =
+            ScopeRequest { vm: "web1".to_owned(), pid: 7, answers: true, tries_left: TRIES };
+        let call = request.call(&unit);
         let has = |words: &[&str]| call.windows(words.len()).any(|part| part == words);
         assert!(has(&["Before", "as", "1", "a.service"]), "{call:?}");
         let after = ["After", "as", "3", "network.target", "network-online.target"];
         assert!(has(&after) && has(&["remote-fs.target", "CollectMode"]), "{call:?}");
-        // busctl is told how many there are.
+        // busctl is given how many there are.
         let named = ["Description", "Slice", "PIDs", "Delegate", "Before", "After", "CollectMode"];
         assert_eq!(call[4], named.len().to_string(), "{call:?}");
         assert!(named.iter().all(|name| has(&[*name])), "{call:?}");
@@ -241,17 +243,17 @@ mod tests {
 
     #[test]
     fn one_that_is_tried_again_holds_up_no_other() {
-        let (tell, told) = unbounded();
+        let (sender, receiver) = unbounded();
         for number in [1, 2, 3] {
-            tell.send(number).unwrap();
+            sender.send(number).unwrap();
         }
-        let (mut tell, mut taken) = (Some(tell), Vec::new());
-        serve(&told, |number| {
+        let (mut sender, mut taken) = (Some(sender), Vec::new());
+        serve(&receiver, |number| {
             taken.push(number);
             let is_again = taken.iter().filter(|one| **one == number).count() > 1;
             if is_again {
                 // There will be no more requests.
-                drop(tell.take());
+                drop(sender.take());
             }
             (number == 1 && !is_again).then_some(number)
         });
@@ -263,7 +265,7 @@ mod tests {
         let unit = Unit::of("0::/none.service\n").unwrap();
         // If it were moved, this would ask systemd, and fail.
         let (vm, pid) = ("web1".to_owned(), std::process::id());
-        let wanted = Wanted { vm, pid, answers: true, tries_left: TRIES };
-        assert!(wanted.take_out_of(&unit).is_none());
+        let request = ScopeRequest { vm, pid, answers: true, tries_left: TRIES };
+        assert!(request.take_out_of(&unit).is_none());
     }
 }

@@ -79,10 +79,10 @@ impl Known {
     }
 
     /// Takes note of QEMU's events about its guest's end.
-    fn hear(&mut self) {
+    fn receive(&mut self) {
         let Qemu::Alive { machine, ends } = &mut self.qemu else { return };
         let stops_again = || (!machine.qmp.is_closed()).then(|| stops(&machine.qmp));
-        self.shut_down = ends.hear(self.shut_down, stops_again);
+        self.shut_down = ends.receive(self.shut_down, stops_again);
     }
 
     /// The worst of its problems, for the operator.

@@ -6,8 +6,8 @@ use crate::{Budget, Clears, Reply, refusal};
 
 const LIMITS: Limits = Limits { ram_pages: 1000, end_page: 2000 };
 
-fn ask(wanted: Wanted) -> Ask {
-    Ask { version: VERSION, nonce: 77, wanted, budget: Budget::default(), runs_max: 500 }
+fn ask(answer: AnswerKind) -> Ask {
+    Ask { version: VERSION, nonce: 77, answer, budget: Budget::default(), runs_max: 500 }
 }
 
 fn device(sectors: u64) -> Device {
@@ -21,7 +21,7 @@ fn run(page: u64, sector: u64, pages: u32, device: u16) -> Run {
 /// An answer with these runs on two disks of 10,000 sectors each.
 fn answer(runs: &[Run]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut reply = Reply::new(&ask(Wanted::Map), "1.2.3", &mut bytes);
+    let mut reply = Reply::new(&ask(AnswerKind::Map), "1.2.3", &mut bytes);
     for _ in 0..2 {
         reply.device(&device(10_000), &mut bytes);
     }
@@ -32,8 +32,8 @@ fn answer(runs: &[Run]) -> Vec<u8> {
     bytes
 }
 
-fn heard(bytes: &[u8]) -> Result<Option<CacheMap>, Fault> {
-    let mut listener = Listener::new(&ask(Wanted::Map), LIMITS);
+fn received(bytes: &[u8]) -> Result<Option<CacheMap>, Fault> {
+    let mut listener = Listener::new(&ask(AnswerKind::Map), LIMITS);
     let state = listener.take(bytes)?;
     assert_eq!(state == State::Done, listener.summary.is_some());
     Ok(listener.into_map())
@@ -46,7 +46,7 @@ fn bytes_before_the_greeting_are_skipped() {
     // As if it answered another ask.
     left[20] ^= 1;
     let bytes = [left, answer(&[run(4, 8, 5, 1)])].concat();
-    let map = heard(&bytes).unwrap().unwrap();
+    let map = received(&bytes).unwrap().unwrap();
     assert_eq!(map.runs(), [run(4, 8, 5, 1)]);
     assert_eq!((map.summary().pages, map.summary().runs), (5, 1));
     assert_eq!(map.devices(), [device(10_000), device(10_000)]);
@@ -54,7 +54,7 @@ fn bytes_before_the_greeting_are_skipped() {
 
 #[test]
 fn an_answer_without_a_greeting_is_refused() {
-    let mut listener = Listener::new(&ask(Wanted::Map), LIMITS);
+    let mut listener = Listener::new(&ask(AnswerKind::Map), LIMITS);
     let garbage = vec![0x44; 1 << 20];
     for _ in 0..4 {
         assert_eq!(listener.take(&garbage), Ok(State::Waiting));
@@ -78,20 +78,20 @@ fn each_false_answer_has_its_fault() {
         (vec![run(9, 9, 1, 0); 501], Fault::Runs { runs_max: 500 }),
     ];
     for (runs, fault) in cases {
-        assert_eq!(heard(&answer(&runs)), Err(fault));
+        assert_eq!(received(&answer(&runs)), Err(fault));
     }
     // Anything within bounds is accepted, however odd.
-    let map = heard(&answer(&[run(0, 0, 600, 0), run(100, 16, 600, 1)])).unwrap().unwrap();
+    let map = received(&answer(&[run(0, 0, 600, 0), run(100, 16, 600, 1)])).unwrap().unwrap();
     assert_eq!((map.pages(), map.overlapping()), (700, 500));
 }
 
 #[test]
 fn an_endless_answer_is_refused() {
     let mut bytes = Vec::new();
-    let reply = Reply::new(&ask(Wanted::Map), "", &mut bytes);
+    let reply = Reply::new(&ask(AnswerKind::Map), "", &mut bytes);
     drop(reply);
     let endless = |kind, content: &[u8]| {
-        let mut listener = Listener::new(&ask(Wanted::Map), LIMITS);
+        let mut listener = Listener::new(&ask(AnswerKind::Map), LIMITS);
         listener.take(&bytes).unwrap();
         let mut fault = None;
         for sequence in 0..10_000 {
@@ -115,12 +115,12 @@ fn an_endless_answer_is_refused() {
 #[test]
 fn refusals_and_other_versions_are_reported() {
     let mut bytes = Vec::new();
-    refusal(&ask(Wanted::Map), "9", "no\nrights", &mut bytes);
-    assert_eq!(heard(&bytes), Err(Fault::Refused { text: "norights".to_owned() }));
+    refusal(&ask(AnswerKind::Map), "9", "no\nrights", &mut bytes);
+    assert_eq!(received(&bytes), Err(Fault::Refused { text: "norights".to_owned() }));
     let (program, clears) = ("9.0".to_owned(), Clears::default());
     let theirs = Greeting { version: 9, nonce: 77, program, clears };
-    assert_eq!(heard(&theirs.to_bytes()), Err(Fault::OtherVersion { theirs: 9 }));
-    let mut listener = Listener::new(&ask(Wanted::Greeting), LIMITS);
+    assert_eq!(received(&theirs.to_bytes()), Err(Fault::OtherVersion { theirs: 9 }));
+    let mut listener = Listener::new(&ask(AnswerKind::Greeting), LIMITS);
     assert_eq!(listener.take(&theirs.to_bytes()), Ok(State::Done));
     assert_eq!(listener.greeting(), Some(&theirs));
     assert_eq!(listener.into_map(), None);
@@ -130,7 +130,7 @@ fn refusals_and_other_versions_are_reported() {
 fn more_after_the_end_is_wrong() {
     for more in [&[0][..], &[0; 30]] {
         let bytes = [&answer(&[])[..], more].concat();
-        assert_eq!(heard(&bytes), Err(Fault::AfterEnd));
+        assert_eq!(received(&bytes), Err(Fault::AfterEnd));
     }
 }
 
@@ -143,7 +143,7 @@ proptest! {
         let numbered = fields.iter().zip(0_u64..);
         let runs: Vec<Run> = numbered.map(|(&(s, n, d), nth)| run(nth * 9, s, n, d)).collect();
         let bytes = answer(&runs);
-        let mut listener = Listener::new(&ask(Wanted::Map), LIMITS);
+        let mut listener = Listener::new(&ask(AnswerKind::Map), LIMITS);
         let (mut rest, mut state) = (&bytes[..], State::Waiting);
         for size in sizes.iter().cycle() {
             if rest.is_empty() {
@@ -171,8 +171,8 @@ proptest! {
         let whole = bytes.clone();
         let at = at.index(bytes.len());
         bytes[at] ^= 1_u8 << bit;
-        prop_assert!(!matches!(heard(&bytes), Ok(Some(_))));
+        prop_assert!(!matches!(received(&bytes), Ok(Some(_))));
         let end = end.index(whole.len());
-        prop_assert_eq!(heard(&whole[..end]), Ok(None));
+        prop_assert_eq!(received(&whole[..end]), Ok(None));
     }
 }

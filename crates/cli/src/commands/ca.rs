@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};
 use client::Problem;
-use identity::{Authority, AuthorityError, Role, Subject, Wanted};
+use identity::{Authority, AuthorityError, CertificateRequest, Role, Subject};
 
 use crate::output::print;
 
@@ -90,9 +90,9 @@ fn issue(args: &IssueArgs) -> Result<String, AuthorityError> {
     };
     let authority = Authority::open(&args.dir)?;
     let out = args.out.clone().unwrap_or_else(|| authority.place_for(&subject));
-    let wanted = Wanted { subject, days: args.days, out, replace: args.replace };
-    let issued = authority.issue(&wanted)?;
-    let (subject, out) = (&wanted.subject, wanted.out.display());
+    let request = CertificateRequest { subject, days: args.days, out, replace: args.replace };
+    let issued = authority.issue(&request)?;
+    let (subject, out) = (&request.subject, request.out.display());
     let mut said = format!("A certificate for {subject} is in {out}, {}.\n", issued.validity);
     if issued.is_shortened {
         said.push_str("It expires with its CA, earlier than requested.\n");

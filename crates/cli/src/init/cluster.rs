@@ -9,7 +9,9 @@ use std::time::UNIX_EPOCH;
 
 use agent::config::PeerEntry;
 use client::Problem;
-use identity::{Authority, AuthorityError, Files, Readers, Role, Subject, Wanted, Writing};
+use identity::{
+    Authority, AuthorityError, CertificateRequest, Files, Readers, Role, Subject, Writing,
+};
 
 use super::hosts::TypedHost;
 use super::{agent_file, archive, certificates, peers_file};
@@ -138,7 +140,7 @@ impl Cluster {
             done.lines.extend(found.warning.map(|warning| format!("      {warning}")));
             return Ok(());
         }
-        authority.issue(&Wanted { subject, days: DAYS, out, replace: false })?;
+        authority.issue(&CertificateRequest { subject, days: DAYS, out, replace: false })?;
         done.made(&place);
         Ok(())
     }

@@ -149,7 +149,7 @@ pub(crate) async fn follow<S: Shown>(
     }
 }
 
-/// A lost connection says nothing of the operation, so the user is told where to look.
+/// A lost connection says nothing of the operation, so the command prints where to look.
 fn unseen<S: Shown>(problem: Problem) -> Problem {
     match problem {
         Problem::Lost { .. }

@@ -8,7 +8,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::table::{Hint, MEMBERS_MAX};
 use super::{Holder, Scanned};
-use crate::Key;
+use crate::{EarlierNames, Key};
 
 const WORDS: usize = MEMBERS_MAX / u64::BITS as usize;
 
@@ -96,6 +96,7 @@ pub(crate) struct Seat {
     hints: Box<[AtomicU32]>,
     /// The scanner's progress.
     pub(crate) round: Mutex<Round>,
+    pub(crate) earlier_names: Arc<EarlierNames>,
     numbers: Arc<Numbers>,
 }
 
@@ -119,10 +120,12 @@ impl Seat {
         holder: Arc<dyn Holder>,
         key: Key,
         pages: u64,
+        earlier_names: EarlierNames,
         numbers: Arc<Numbers>,
     ) -> Self {
         let pages = pages.min(1 << u32::BITS);
         Self {
+            earlier_names: Arc::new(earlier_names),
             number,
             holder,
             key,
@@ -156,7 +159,7 @@ impl Seat {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(self) + size_of_val(&*self.hints)
+        size_of_val(self) + size_of_val(&*self.hints) + self.earlier_names.bytes()
     }
 }
 

@@ -300,6 +300,21 @@ fn a_large_member_leaves_on_another_thread() {
 }
 
 #[test]
+fn earlier_names_leave_with_their_member_once_no_migration_reads_them() {
+    let index = Index::new(1 << 22);
+    let member = index.join(Ram::new(0), key(""), 300).unwrap();
+    let (names, page) = (member.earlier_names(), [7; PAGE_BYTES]);
+    names.keep(true);
+    let fingerprint = names.fingerprint(&page).unwrap();
+    names.note((0, 256), &[(3, name_of(1))], &[fingerprint]);
+    drop(member);
+    assert_eq!(names.read().name(3, &page), Some(name_of(1)));
+    assert!(index.earlier_names.borrowed_bytes() > 0);
+    drop(names);
+    assert_eq!(index.earlier_names.borrowed_bytes(), 0);
+}
+
+#[test]
 fn pages_that_change_again_and_again_take_no_more_room_than_others() {
     const PAGES: u64 = 50_000;
     let index = Index::new(1 << 22);

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use super::{Stop, TURN_PAGES, cpu_time, idle};
 use crate::Name;
+use crate::fingerprint::Fingerprint;
 use crate::index::Seat;
 
 /// Pages that are read together. They fit a core's cache, so they are hashed from it.
@@ -33,6 +34,8 @@ pub(super) struct Turn {
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) named: Vec<(u64, Name)>,
+    /// One for each name, if the member's names are kept.
+    pub(super) fingerprints: Vec<Fingerprint>,
     /// Pages that have no content worth a name, or can't be read.
     pub(super) nothing: Vec<u64>,
     /// How much CPU time the hashing thread has used since its start.
@@ -51,6 +54,7 @@ impl Hashing {
     pub(super) fn look(&mut self, mut turn: Turn) -> Turn {
         let Turn { seat, first, pages, found } = &mut turn;
         found.named.clear();
+        found.fingerprints.clear();
         found.nothing.clear();
         let mut present = [false; TURN_PAGES];
         let present = &mut present[..*pages];
@@ -71,6 +75,8 @@ impl Hashing {
                     found.nothing.push(*page);
                 } else {
                     found.named.push((*page, seat.key.name(bytes)));
+                    // Of the same copy: the guest may have written since it was made.
+                    found.fingerprints.extend(seat.earlier_names.fingerprint(bytes));
                 }
             }
             rest = &rest[read..];

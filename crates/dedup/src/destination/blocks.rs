@@ -16,6 +16,7 @@ pub struct Blocks {
 
 #[derive(Debug)]
 struct Numbered {
+    name: String,
     first: u64,
     pages: u64,
     /// None if it can't be read.
@@ -24,9 +25,9 @@ struct Numbered {
 
 impl Blocks {
     /// Appends a block of `bytes`, with its mapping if it can be read.
-    pub fn push(&mut self, bytes: u64, mapping: Option<Arc<Mapping>>) {
+    pub fn push(&mut self, name: String, bytes: u64, mapping: Option<Arc<Mapping>>) {
         let pages = bytes / PAGE_BYTES as u64;
-        self.blocks.push(Numbered { first: self.pages, pages, mapping });
+        self.blocks.push(Numbered { name, first: self.pages, pages, mapping });
         self.pages += pages;
     }
 
@@ -47,6 +48,14 @@ impl Blocks {
         block.mapping.as_ref()?;
         let page = u64::from(page.0);
         (page < block.pages).then(|| block.first + page)
+    }
+
+    /// The number of a block's first page. None if no block that can be read has this name and
+    /// size.
+    pub(crate) fn first_page(&self, name: &str, bytes: u64) -> Option<u64> {
+        let block = self.blocks.iter().find(|block| block.name == name)?;
+        let is_it = block.mapping.is_some() && block.pages == bytes / PAGE_BYTES as u64;
+        is_it.then_some(block.first)
     }
 
     /// The QEMU process that has this memory. None if no block can be read, or the process has
@@ -125,9 +134,9 @@ mod tests {
     fn pages_are_numbered_over_all_blocks_and_read_if_mapped() {
         let mut blocks = Blocks::default();
         let [first, last] = [3, 2].map(|pages| Arc::new(Mapping::own(pages * PAGE_BYTES as u64)));
-        blocks.push(3 * PAGE_BYTES as u64, Some(Arc::clone(&first)));
-        blocks.push(4 * PAGE_BYTES as u64, None);
-        blocks.push(2 * PAGE_BYTES as u64, Some(Arc::clone(&last)));
+        blocks.push("first".to_owned(), 3 * PAGE_BYTES as u64, Some(Arc::clone(&first)));
+        blocks.push("rom".to_owned(), 4 * PAGE_BYTES as u64, None);
+        blocks.push("last".to_owned(), 2 * PAGE_BYTES as u64, Some(Arc::clone(&last)));
         for (page, byte) in [10, 11, 12].into_iter().enumerate() {
             first.fill((page * PAGE_BYTES) as u64, PAGE_BYTES as u64, byte).unwrap();
         }
@@ -137,6 +146,11 @@ mod tests {
         assert_eq!(blocks.number(BlockId(2), PageIndex(2)), None);
         assert_eq!(blocks.number(BlockId(1), PageIndex(0)), None, "it can't be read");
         assert_eq!(blocks.number(BlockId(3), PageIndex(0)), None);
+        let first_page =
+            |name: &str, pages: u64| blocks.first_page(name, pages * PAGE_BYTES as u64);
+        assert_eq!((first_page("first", 3), first_page("last", 2)), (Some(0), Some(7)));
+        assert_eq!((first_page("rom", 4), first_page("last", 3)), (None, None));
+        assert_eq!(first_page("other", 3), None);
         let reached = [0, 1, 2, 3].map(|block| blocks.reaches(BlockId(block)));
         assert_eq!(reached, [true, false, true, false]);
         let mut page = vec![0; PAGE_BYTES];
@@ -155,9 +169,9 @@ mod tests {
     fn only_resident_pages_are_scanned() {
         let mut blocks = Blocks::default();
         let [first, last] = [300, 200].map(|pages| Arc::new(Mapping::own(pages * 4096)));
-        blocks.push(300 * 4096, Some(Arc::clone(&first)));
-        blocks.push(100 * 4096, None);
-        blocks.push(200 * 4096, Some(Arc::clone(&last)));
+        blocks.push("first".to_owned(), 300 * 4096, Some(Arc::clone(&first)));
+        blocks.push("rom".to_owned(), 100 * 4096, None);
+        blocks.push("last".to_owned(), 200 * 4096, Some(Arc::clone(&last)));
         for (mapping, page) in [(&first, 7), (&first, 299), (&last, 0), (&last, 199)] {
             mapping.fill(page * 4096, 4096, 9).unwrap();
         }

@@ -10,6 +10,7 @@ use crossbeam_channel::{Sender, unbounded};
 use parking_lot::Mutex;
 use qemu::process::Process;
 
+use super::blocks::Blocks;
 use super::in_flight::{InFlight, Provider, Repeats, Standing};
 use super::recipient::{Place, Recipient};
 use super::settle;
@@ -38,6 +39,7 @@ pub(super) struct Kept {
     pub(super) process: Process,
     pub(super) key: Key,
     pub(super) member: Arc<Member>,
+    pub(super) blocks: Arc<Blocks>,
 }
 
 impl Kept {
@@ -171,7 +173,7 @@ impl Exchange {
     }
 
     /// The content does not come from the expected provider. Pages are requested from their
-    /// sources, and remote hosts are told.
+    /// sources, and remote hosts are notified.
     pub(super) fn look_elsewhere(&self, waiters: Vec<(Name, Waiter)>) {
         for (name, waiter) in waiters {
             match waiter {

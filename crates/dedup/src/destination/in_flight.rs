@@ -46,7 +46,7 @@ pub(crate) enum Standing {
     Over,
     /// It can get the content itself, from this provider.
     Brings(Provider),
-    /// It can't get the content itself, and has to be told.
+    /// It can't get the content itself, and has to be notified.
     Leaves,
 }
 
@@ -269,7 +269,7 @@ impl<W: Repeats> InFlight<W> {
 
     /// Passes on content whose provider is lost or late. The first waiter that can get it itself
     /// becomes the provider, and is returned as no longer waiting. So are those that have waited
-    /// too long, or must be told.
+    /// too long, or must be notified.
     pub(crate) fn pass_on(
         &mut self,
         now: Instant,
@@ -366,7 +366,7 @@ mod tests {
         let by = |who: &u64| Standing::Brings(Provider::Vm(*who));
         let now = start + CLAIM_MAX;
         assert!(in_flight.pass_on(now, late(now), by).elsewhere.is_empty());
-        // A waiter that is over is skipped and dropped.
+        // A waiter that has ended is skipped and dropped.
         let now = start + CLAIM_MAX + Duration::from_millis(1);
         let by_the_third = |who: &u64| match who {
             2 => Standing::Over,

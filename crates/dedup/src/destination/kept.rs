@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use content::{Domain, GivingWay, Key, Member, Name, Sample, Scanned, Scanner};
+use content::{Domain, EarlierNames, GivingWay, Key, Member, Name, Sample, Scanned, Scanner};
 use page::PAGE_BYTES;
 use qemu::machine::Machine;
 use qemu::process::{Process, ProcessError};
@@ -106,7 +106,7 @@ impl Sharing {
         let (process, ram) = (Process::find(process.id())?, ram());
         let mut blocks = Blocks::default();
         for block in ram.reached {
-            blocks.push(block.bytes, Some(block.mapping));
+            blocks.push(block.name, block.bytes, Some(block.mapping));
         }
         if blocks.pages() == 0 {
             return Err(unreadable(&ram.notes));
@@ -115,7 +115,7 @@ impl Sharing {
         let member =
             self.exchange.index.join(Arc::clone(&blocks) as _, key.clone(), blocks.pages());
         let member = Arc::new(member.ok_or(WatchError::TooMany)?);
-        self.put(Kept { process, key, member });
+        self.put(Kept { process, key, member, blocks });
         Ok(())
     }
 
@@ -125,7 +125,7 @@ impl Sharing {
         // A VM that has ended, or whose memory can't be read, provides nothing.
         let Some(process) = recipient.blocks.process() else { return };
         let (key, member) = (recipient.key.clone(), Arc::clone(&recipient.member));
-        self.put(Kept { process, key, member });
+        self.put(Kept { process, key, member, blocks: Arc::clone(&recipient.blocks) });
     }
 
     /// Replaces the entry of the same process.
@@ -151,6 +151,18 @@ impl Sharing {
         // Searching a large VM's notes takes long, so without the lock.
         drop(kept);
         members.iter().any(|member| member.has_names())
+    }
+
+    /// The names that the scanner has made of a VM's pages with this key, and the blocks by which
+    /// it numbers them. None if the VM is not watched in the key's domain.
+    pub(crate) fn earlier_names(
+        &self,
+        pid: u32,
+        key: &Key,
+    ) -> Option<(Arc<EarlierNames>, Arc<Blocks>)> {
+        let kept = self.exchange.kept.lock();
+        let kept = kept.iter().find(|kept| kept.is_of(pid) && kept.key == *key)?;
+        Some((kept.member.earlier_names(), Arc::clone(&kept.blocks)))
     }
 
     /// What is known of a VM; none if it is not watched.
@@ -195,9 +207,10 @@ mod tests {
     fn kept(sharing: &Sharing, process: Process, domain: &str) -> Kept {
         let key = sharing.key(&Domain(domain.to_owned()));
         let mut blocks = Blocks::default();
-        blocks.push(8 * 4096, Some(Arc::new(Mapping::own(8 * 4096))));
-        let member = sharing.exchange.index.join(Arc::new(blocks), key.clone(), 8).unwrap();
-        Kept { process, key, member: Arc::new(member) }
+        blocks.push("ram".to_owned(), 8 * 4096, Some(Arc::new(Mapping::own(8 * 4096))));
+        let blocks = Arc::new(blocks);
+        let member = sharing.exchange.index.join(Arc::clone(&blocks) as _, key.clone(), 8);
+        Kept { process, key, member: Arc::new(member.unwrap()), blocks }
     }
 
     #[test]
@@ -211,12 +224,18 @@ mod tests {
         assert!(sharing.exchange.index.has(&name));
         let has_any = |domain: &str| sharing.has_any(&sharing.key(&Domain(domain.to_owned())));
         assert!(has_any("red") && !has_any("blue"));
+        let pid = child.id();
+        let has_earlier = |domain: &str| {
+            sharing.earlier_names(pid, &sharing.key(&Domain(domain.to_owned()))).is_some()
+        };
+        assert!(has_earlier("red") && !has_earlier("blue"));
         assert_eq!(sharing.known(child.id()), Some(Known { rounds: 0, pages: 1 }));
         assert_eq!(sharing.sample(child.id(), 1).unwrap().hints.len(), 1);
         // It is of another domain now, and nothing of the first one is left.
         sharing.put(kept(&sharing, process(), "blue"));
         assert!(!sharing.exchange.index.has(&name));
         assert_eq!(sharing.known(child.id()), Some(Known::default()));
+        assert!(has_earlier("blue") && !has_earlier("red"));
         sharing.exchange.forget_ended();
         assert!(sharing.known(child.id()).is_some());
         let process = process();
@@ -225,6 +244,7 @@ mod tests {
         assert!(!process.is_alive());
         sharing.exchange.forget_ended();
         assert_eq!(sharing.known(child.id()), None);
+        assert!(!has_earlier("blue"));
     }
 
     #[test]

@@ -4,11 +4,11 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use wire::{Late, ToSource};
 
 /// The most batches in one message.
-const TOLD_AT_ONCE: usize = 256;
+const REPORTED_AT_ONCE: usize = 256;
 
 /// One report for the source.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum SourceReport {
     /// What happened to pages that were awaited.
     Late(Late),
     /// A note for the operator's report.
@@ -17,7 +17,7 @@ pub(crate) enum Told {
     Share,
 }
 
-impl Told {
+impl SourceReport {
     /// A message of its own, or a batch that can be sent together with others.
     fn message(self) -> Result<ToSource, Late> {
         match self {
@@ -29,20 +29,20 @@ impl Told {
 }
 
 /// Messages for the source, in order. They end when the VM's [`Resolving`] is dropped. The caller
-/// sends them: a source that does not hear what happened to its pages waits for ever.
+/// sends them: a source that does not receive what happened to its pages waits for ever.
 ///
 /// [`Resolving`]: super::Resolving
 #[derive(Debug)]
 pub struct Outbox {
-    told: Receiver<Told>,
+    reports: Receiver<SourceReport>,
     /// A report of another kind, received while batches were collected.
-    next: Option<Told>,
+    next: Option<SourceReport>,
 }
 
 impl Outbox {
-    pub(crate) fn new() -> (Sender<Told>, Self) {
-        let (tell, told) = unbounded();
-        (tell, Self { told, next: None })
+    pub(crate) fn new() -> (Sender<SourceReport>, Self) {
+        let (sender, reports) = unbounded();
+        (sender, Self { reports, next: None })
     }
 }
 
@@ -51,16 +51,16 @@ impl Iterator for Outbox {
 
     /// Blocks until there is a message.
     fn next(&mut self) -> Option<ToSource> {
-        let first = self.next.take().map_or_else(|| self.told.recv().ok(), Some)?;
+        let first = self.next.take().map_or_else(|| self.reports.recv().ok(), Some)?;
         let mut batches = match first.message() {
             Ok(message) => return Some(message),
             Err(late) => vec![late],
         };
-        while batches.len() < TOLD_AT_ONCE
-            && let Ok(told) = self.told.try_recv()
+        while batches.len() < REPORTED_AT_ONCE
+            && let Ok(report) = self.reports.try_recv()
         {
-            let late = match told {
-                Told::Late(late) => late,
+            let late = match report {
+                SourceReport::Late(late) => late,
                 other => {
                     self.next = Some(other);
                     break;
@@ -87,14 +87,14 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_one_batch_are_told_together_and_nothing_overtakes() {
-        let (tell, outbox) = Outbox::new();
+    fn pages_of_one_batch_are_reported_together_and_nothing_overtakes() {
+        let (sender, outbox) = Outbox::new();
         let batches = [late(1, &[3], true), late(1, &[5], true), late(2, &[], false)];
-        batches.into_iter().for_each(|late| tell.send(Told::Late(late)).unwrap());
-        tell.send(Told::Note("slow".to_owned())).unwrap();
-        tell.send(Told::Late(late(1, &[4], false))).unwrap();
-        tell.send(Told::Late(late(1, &[], false))).unwrap();
-        drop(tell);
+        batches.into_iter().for_each(|late| sender.send(SourceReport::Late(late)).unwrap());
+        sender.send(SourceReport::Note("slow".to_owned())).unwrap();
+        sender.send(SourceReport::Late(late(1, &[4], false))).unwrap();
+        sender.send(SourceReport::Late(late(1, &[], false))).unwrap();
+        drop(sender);
         let said: Vec<ToSource> = outbox.collect();
         let expected = [
             ToSource::Late { batches: vec![late(1, &[3, 5], true), late(2, &[], false)] },

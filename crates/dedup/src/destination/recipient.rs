@@ -15,7 +15,7 @@ use wire::Late;
 
 use super::blocks::Blocks;
 use super::in_flight::{Provider, trim};
-use super::outbox::Told;
+use super::outbox::SourceReport;
 
 /// The most pages that one VM waits for. More are sent at once.
 pub(super) const WAITING_MAX: usize = 1 << 20;
@@ -33,7 +33,7 @@ const STEP_BYTES: usize = 64 << 10;
 /// The most names that are accepted per page of the VM.
 const NAMED_PER_PAGE: u64 = 4;
 
-/// Where one page is placed, and how the source is told of it.
+/// Where one page is placed, and how the source is notified of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub(crate) block: BlockId,
@@ -65,8 +65,8 @@ pub(crate) struct Recipient {
     stored: AtomicU64,
     /// Pages that its source sends although another provider has the same.
     again: AtomicU64,
-    /// Reports to its source. None once it is over.
-    tell: Mutex<Option<Sender<Told>>>,
+    /// Reports to its source. None once it has ended.
+    tell: Mutex<Option<Sender<SourceReport>>>,
     over: AtomicBool,
 }
 
@@ -75,7 +75,7 @@ impl Recipient {
         (number, key): (u64, Key),
         placer: Arc<Placer>,
         (member, blocks): (Arc<Member>, Arc<Blocks>),
-        tell: Sender<Told>,
+        tell: Sender<SourceReport>,
         sleeps: bool,
         memory: &Arc<Reserve>,
     ) -> Self {
@@ -134,7 +134,7 @@ impl Recipient {
             && let Some(tell) = &*self.tell.lock()
         {
             // The thread that tells the source may have ended.
-            let _ = tell.send(Told::Share);
+            let _ = tell.send(SourceReport::Share);
         }
     }
 
@@ -142,7 +142,7 @@ impl Recipient {
         !self.is_over() && self.waiting.load(Relaxed) < WAITING_MAX
     }
 
-    /// Opens a batch. Its source is told that the batch is over only after
+    /// Opens a batch. Its source is notified that the batch has ended only after
     /// [`Recipient::close_ticket`]: until then, more pages may wait.
     pub(crate) fn open_ticket(tickets: &mut HashMap<u32, usize>, ticket: u32) {
         tickets.insert(ticket, 1);
@@ -208,7 +208,7 @@ impl Recipient {
     pub(crate) fn note(&self, text: String) {
         if let Some(tell) = self.tell.lock().as_ref() {
             // A source that is gone need not know.
-            let _ = tell.send(Told::Note(text));
+            let _ = tell.send(SourceReport::Note(text));
         }
     }
 
@@ -351,7 +351,7 @@ impl Recipient {
         if let Some(tell) = self.tell.lock().as_ref().filter(|_| !more || wanted.is_some()) {
             // A source that is gone need not know.
             let wanted = wanted.into_iter().collect();
-            let _ = tell.send(Told::Late(Late { ticket, wanted, more }));
+            let _ = tell.send(SourceReport::Late(Late { ticket, wanted, more }));
         }
     }
 }

@@ -154,7 +154,7 @@ impl Resolving {
             self.claims.as_ref().map_or(PageSet::NONE, |claims| claims.name_again(&batch, lacks));
         let has_asked = recipient.has_asked(block, epoch, &batch.pages, &batch.names);
         let wanted = (unanswered | has_asked) & lacks;
-        batch.fates.set_all(wanted, Fate::Wanted);
+        batch.fates.set_all(wanted, Fate::Requested);
         // Locked until the ticket is open: awaited content may arrive at once.
         let mut tickets = recipient.tickets.lock();
         let mut in_flight = self.exchange.in_flight.lock();
@@ -166,7 +166,7 @@ impl Resolving {
                 Claim::Yours => Fate::Ours,
                 Claim::OnItsWay => {
                     recipient.waited_in_vain(1);
-                    Fate::Wanted
+                    Fate::Requested
                 }
             };
             batch.fates.set(nth, fate);
@@ -238,7 +238,7 @@ impl Resolving {
     /// waits for no storage.
     pub fn end_reading(&self) {
         if let Some(disk_readers) = &self.disk_readers {
-            // The source is not told of pages that nothing waits for any more.
+            // The source is not notified of pages that nothing waits for any more.
             self.recipient.end();
             disk_readers.end();
         }

@@ -33,7 +33,10 @@ impl Sharing {
     pub fn start(secret: Vec<u8>, rack: Option<Arc<Rack>>) -> std::io::Result<Arc<Self>> {
         let pages_max = placer::host_bytes() / PAGE_BYTES as u64;
         let exchange = Exchange::start(pages_max, rack)?;
-        Ok(Arc::new(Self { secret, exchange, scanner: Mutex::default() }))
+        let sharing = Self { secret, exchange, scanner: Mutex::default() };
+        // Which VMs are in a domain of their own at other hosts is not known here.
+        sharing.exchange.index.set_common(sharing.key(&Domain::default()));
+        Ok(Arc::new(sharing))
     }
 
     /// The key that names the pages of a domain.

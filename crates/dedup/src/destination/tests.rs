@@ -21,7 +21,7 @@ use wire::{Answer, LaneHeader, Late, Names, ToSource};
 
 use super::drained::Drained;
 use super::in_flight::Claim;
-use super::outbox::Told;
+use super::outbox::SourceReport;
 use super::recipient::{OWN_PAGES, WAITING_MAX};
 use super::*;
 use crate::rack::{DirectoryAt, Rack};
@@ -48,8 +48,8 @@ fn arriving() -> Arriving {
     let plans = vec![mapped, plan("rom", Placement::Inline)];
     let placer = Arc::new(Placer::new(plans, feeder.handle()).unwrap());
     let mut blocks = Blocks::default();
-    blocks.push(bytes, Some(mapping));
-    blocks.push(bytes, None);
+    blocks.push("ram".to_owned(), bytes, Some(mapping));
+    blocks.push("rom".to_owned(), bytes, None);
     let memory = Reserve::new(NAMED_BYTES_MAX);
     Arriving { placer, blocks, disks: None, sleeps: false, memory }
 }
@@ -57,11 +57,11 @@ fn arriving() -> Arriving {
 /// The answer to its source for a page by name: whether it is wanted, and whether it is awaited.
 fn said(vm: &Resolving, block: BlockId, page: u32) -> (u128, u128) {
     let (mut source, _lane) = named(vm, block, page, page);
-    heard(&mut source)
+    received(&mut source)
 }
 
 /// The next answer to its source.
-fn heard(source: &mut TcpStream) -> (u128, u128) {
+fn received(source: &mut TcpStream) -> (u128, u128) {
     let mut answer = [0; Answer::BYTES];
     source.read_exact(&mut answer).unwrap();
     let Answer { wanted, later, .. } = Answer::parse(&answer).unwrap();
@@ -184,7 +184,7 @@ fn nothing_waits_for_what_is_displaced_by_a_page_that_there_is_no_memory_for() {
     assert!(!recipient.has_asked(MAPPED, Epoch(1), &[PageIndex(0)], &[NAME]).is_empty());
     let newer = (Name([8; NAME_BYTES]), Epoch(2));
     let (mut source, _lane) = named_as(&one, newer, MAPPED, 0, 2);
-    assert_eq!(heard(&mut source), (1, 0));
+    assert_eq!(received(&mut source), (1, 0));
     assert!(recipient.has_asked(MAPPED, Epoch(1), &[PageIndex(0)], &[NAME]).is_empty());
     let waiting = exchange.in_flight.lock().came(&NAME);
     assert!(waiting.is_empty());
@@ -238,13 +238,13 @@ fn a_page_that_waits_for_the_directory_is_requested_when_it_is_named_again() {
     let (vm, _hears) = exchange.admit(key(), Some(&domain), vm, &threads).unwrap();
     let (mut first, _lane) = named(&vm, MAPPED, 0, 1);
     let (mut second, _other_lane) = named(&vm, MAPPED, 0, 2);
-    assert_eq!(heard(&mut second), (1, 0));
+    assert_eq!(received(&mut second), (1, 0));
     drop(answers);
-    assert_eq!(heard(&mut first), (1, 0));
+    assert_eq!(received(&mut first), (1, 0));
 }
 
 /// An arriving VM, and the reports to its source.
-fn recipient(exchange: &Exchange) -> (Arc<Recipient>, Receiver<Told>) {
+fn recipient(exchange: &Exchange) -> (Arc<Recipient>, Receiver<SourceReport>) {
     let Arriving { placer, blocks, memory, .. } = arriving();
     let blocks = Arc::new(blocks);
     let member = exchange.index.join(Arc::clone(&blocks) as _, key(), blocks.pages()).unwrap();
@@ -271,9 +271,11 @@ fn wait(exchange: &Exchange, recipient: &Arc<Recipient>, name: Name, ticket: u32
 }
 
 /// Waits until a ticket is settled. Returns whether its source is to send the page.
-fn is_wanted(told: &Receiver<Told>, ticket: u32) -> bool {
+fn is_wanted(told: &Receiver<SourceReport>, ticket: u32) -> bool {
     let told = told.recv_timeout(Duration::from_secs(10)).expect("its source is told");
-    let Told::Late(Late { ticket: of, wanted, more: false }) = told else { panic!("it is all") };
+    let SourceReport::Late(Late { ticket: of, wanted, more: false }) = told else {
+        panic!("it is all")
+    };
     assert_eq!(of, ticket);
     wanted == [0]
 }

@@ -34,7 +34,7 @@ pub(crate) enum Fate {
     /// No VM here has its content, and this VM is to provide it.
     Ours,
     /// Its source is to send it as bytes.
-    Wanted,
+    Requested,
     /// Its content comes from another provider.
     Later,
     /// It was ours, and its source named it again before this answer, and was asked for it then.
@@ -102,7 +102,7 @@ impl Batch {
         if self.has_ticket {
             recipient.close_ticket(ticket, !later.is_empty());
         }
-        let wanted = fates.are(Fate::Wanted) | fates.are(Fate::Ours);
+        let wanted = fates.are(Fate::Requested) | fates.are(Fate::Ours);
         let asked = wanted.of(&pages).zip(wanted.of(&names));
         let asked = asked.map(|(page, name)| (block, epoch, *page, *name));
         // Noted before the source can send them.

@@ -32,7 +32,7 @@ pub(super) struct Line {
     number: u64,
     wants: Sender<Wants>,
     /// When content last arrived.
-    heard: Mutex<Instant>,
+    received_at: Mutex<Instant>,
     state: Mutex<State>,
 }
 
@@ -50,7 +50,7 @@ enum State {
 
 impl Line {
     fn new(number: u64, wants: Sender<Wants>, state: State) -> Self {
-        Self { number, wants, heard: Mutex::new(Instant::now()), state: Mutex::new(state) }
+        Self { number, wants, received_at: Mutex::new(Instant::now()), state: Mutex::new(state) }
     }
 
     fn state(&self) -> State {
@@ -76,7 +76,7 @@ impl Rack {
         let before = lines.get(host);
         let state = match before.map(|line| (line, line.state())) {
             Some((line, State::Doubtful | State::Usable)) => return line.usable(),
-            Some((line, State::Failed)) if line.heard.lock().elapsed() < REST => return None,
+            Some((line, State::Failed)) if line.received_at.lock().elapsed() < REST => return None,
             Some((_, State::Failed)) => State::Doubtful,
             Some((_, State::Idle)) | None => State::Usable,
         };
@@ -94,12 +94,12 @@ impl Rack {
         line.usable()
     }
 
-    /// Requests content by the line with that number. If it is over, its waiters find out by
+    /// Requests content by the line with that number. If it has ended, its waiters find out by
     /// themselves.
     pub(crate) fn want(&self, host: &HostName, number: u64, domain: &Domain, names: Vec<Name>) {
         let line = self.lines.lock().get(host).map(Arc::clone);
         if let Some(line) = line.filter(|line| line.number == number) {
-            // An error means that it is over.
+            // An error means that it has ended.
             let _ = line.wants.send(Wants { domain: domain.clone(), names });
         }
     }
@@ -109,7 +109,7 @@ impl Rack {
         let lines = self.lines.lock();
         let line = lines.values().find(|line| line.number == number);
         line.is_none_or(|line| {
-            let since = since.max(*line.heard.lock());
+            let since = since.max(*line.received_at.lock());
             line.has_ended() || now.duration_since(since) > CLAIM_MAX
         })
     }
@@ -128,7 +128,7 @@ impl Drop for Ends {
             closer.close();
         }
         if let Some(line) = self.line.upgrade() {
-            *line.heard.lock() = Instant::now();
+            *line.received_at.lock() = Instant::now();
             let mut state = line.state.lock();
             if *state != State::Idle {
                 *state = State::Failed;
@@ -258,7 +258,7 @@ impl Taking {
             };
             let Some(exchange) = self.exchange.upgrade() else { return Ok(()) };
             if let Some(line) = self.line.upgrade() {
-                *line.heard.lock() = Instant::now();
+                *line.received_at.lock() = Instant::now();
             }
             let by = Provider::Peer(self.number);
             let wrong =
@@ -319,7 +319,7 @@ mod tests {
                 thread::yield_now();
             }
             assert_eq!(line.state(), State::Failed);
-            *line.heard.lock() -= REST;
+            *line.received_at.lock() -= REST;
         };
         assert_eq!(line(), Some(1), "there is no reason to doubt it");
         fails();

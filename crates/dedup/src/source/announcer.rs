@@ -101,12 +101,7 @@ impl Telling<'_> {
         if !self.naming.read(block, pages, bytes) {
             return Some(());
         }
-        let names = |(page, bytes): (&PageIndex, &[u8])| -> Option<(PageIndex, Name)> {
-            // QEMU marks zero pages itself.
-            (!is_zero(bytes)).then(|| (*page, self.naming.key().name(bytes)))
-        };
-        let each = pages.iter().zip(bytes.chunks_exact(PAGE_BYTES));
-        let named: Vec<_> = each.filter_map(names).collect();
+        let named = self.name(block, pages, bytes);
         let mut told = self.stage.reserve((block, EPOCH), || self.is_over())?;
         for (page, name) in named {
             if let Some(found) = places.find(page)
@@ -117,6 +112,14 @@ impl Telling<'_> {
         }
         told.tell();
         Some(())
+    }
+
+    /// The names of pages with these bytes, without zero pages, which QEMU marks itself.
+    fn name(&self, block: BlockId, pages: &[PageIndex], bytes: &[u8]) -> Vec<(PageIndex, Name)> {
+        let mut namer = self.naming.namer(block);
+        let each = pages.iter().zip(bytes.chunks_exact(PAGE_BYTES));
+        let named = each.filter(|(_, bytes)| !is_zero(bytes));
+        named.map(|(page, bytes)| (*page, namer.name(*page, bytes))).collect()
     }
 }
 

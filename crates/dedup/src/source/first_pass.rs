@@ -55,7 +55,7 @@ impl FirstPass {
         self.last.load(Relaxed) != NOT_OVER
     }
 
-    /// Whether batches of this epoch belong to the pass. All do until it is over.
+    /// Whether batches of this epoch belong to the pass. All do until it has ended.
     pub(super) fn has(&self, epoch: Epoch) -> bool {
         epoch.0 <= self.last.load(Relaxed)
     }
@@ -65,7 +65,7 @@ impl FirstPass {
 mod tests {
     use super::*;
 
-    /// Of epochs 0 to 9, those of a first pass that is over after these were handed over.
+    /// Of epochs 0 to 9, those of a first pass that has ended after these were handed over.
     fn of(by_section: bool, taken: &[u32]) -> Vec<u32> {
         let pass = FirstPass::default();
         pass.announce(by_section);

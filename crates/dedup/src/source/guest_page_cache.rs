@@ -113,7 +113,7 @@ impl GuestPageCache {
     }
 
     /// Waits for the part with that number, and for QEMU's block list. Returns the part in the
-    /// order of its disks. None if there is no such part, or it is over.
+    /// order of its disks. None if there is no such part, or it has ended.
     pub(crate) fn wait(&self, part: usize) -> Option<Vec<OnDisk>> {
         let mut known = self.known.lock();
         loop {

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use audit::HandedOver;
 use content::{Key, Name};
-use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, PageSet};
+use page::{Batch, BlockId, Body, Epoch, PAGE_BYTES, PageIndex, PageSet};
 use ram::Numbered;
 use wire::{Announced, DiskPlace, Names};
 
 use super::first_pass::FirstPass;
 use super::guest_page_cache::GuestPageCache;
+use super::named_before::{NamedBefore, Namer};
 
 /// How many of the pages awaited from disks lanes should have queued: what they deliver in so
 /// many seconds, between a minimum and a maximum of pages.
@@ -56,6 +57,8 @@ pub(super) enum Asking {
 pub struct Plan {
     /// The key that names are made with.
     pub key: Key,
+    /// Names that were made with this key before the migration.
+    pub before: Option<NamedBefore>,
     /// Whether content is shared, so that all pages are named.
     pub shares: bool,
     /// Pages on disks, and by number which disks the destination reads.
@@ -187,13 +190,25 @@ impl Naming {
         self.plan.cached.as_ref().map(|(cached, _)| cached)
     }
 
-    pub(super) fn key(&self) -> &Key {
-        &self.plan.key
+    /// Names pages of this block.
+    pub(super) fn namer(&self, block: BlockId) -> Namer<'_> {
+        Namer::new(&self.plan.key, self.plan.before.as_ref(), block)
+    }
+
+    /// Of the bodies that went by name, those that were not hashed, because they had their names
+    /// from before the migration.
+    #[must_use]
+    pub fn named_before_bytes(&self) -> u64 {
+        let pages = self.plan.before.as_ref().map_or(0, NamedBefore::used);
+        pages * PAGE_BYTES as u64
     }
 
     /// The block list is known, and whether epochs are RAM sections.
     pub fn announce(&self, blocks: &[Announced], epoch_by_section: bool) {
         self.first_pass.announce(epoch_by_section);
+        if let Some(before) = &self.plan.before {
+            before.announce(blocks);
+        }
         if let Some((cached, _)) = &self.plan.cached {
             cached.announce(blocks);
         }
@@ -259,8 +274,9 @@ impl Naming {
         }
         let Some(mut known) = cached.of(batch.block) else { return 0 };
         let pages: Vec<PageIndex> = batch.bodies().iter().map(|body| body.page).collect();
+        let mut namer = self.namer(batch.block);
         batch.retain_bodies(|nth, bytes| {
-            known.has(pages[nth]).is_none_or(|name| self.plan.key.name(bytes) != name)
+            known.has(pages[nth]).is_none_or(|name| namer.name(pages[nth], bytes) != name)
         })
     }
 
@@ -282,7 +298,10 @@ impl Naming {
         }
         let bodies = batch.bodies().iter().enumerate();
         let named = bodies.filter(|(nth, _)| all || on_disk.has(*nth));
-        labels.names.extend(named.map(|(_, body)| self.plan.key.name(batch.bytes_of(*body))));
+        let mut namer = self.namer(batch.block);
+        let name = |body: &Body| namer.name(body.page, batch.bytes_of(*body));
+        labels.names.extend(named.map(|(_, body)| body).map(name));
+        namer.count();
         if all { Asking::All } else { Asking::Only(on_disk) }
     }
 
@@ -335,8 +354,30 @@ impl Naming {
 mod tests {
     use page::Pool;
 
+    use super::super::named_before::tests::scanned;
     use super::super::stage::tests::naming;
     use super::*;
+
+    #[test]
+    fn a_body_has_its_earlier_name_if_it_has_not_changed() {
+        let mut plan = naming(Waits::Held).into_plan();
+        plan.before = Some(scanned(&plan.key));
+        let (key, naming, pool) = (plan.key.clone(), Naming::new(plan), Pool::new(1 << 20));
+        let bytes = 8 * PAGE_BYTES as u64;
+        naming.announce(&[Announced { name: "ram".to_owned(), bytes }], false);
+        let mut batch = pool.take().unwrap();
+        batch.epoch = Epoch(2);
+        for (nth, (page, byte)) in [(5, 7), (6, 9), (7, 7)].into_iter().enumerate() {
+            let at = nth * PAGE_BYTES;
+            batch.buffer_mut()[at..at + PAGE_BYTES].fill(byte);
+            batch.push_body(PageIndex(page), at);
+        }
+        naming.hand_over(&mut batch);
+        let mut labels = Labels::default();
+        assert_eq!(naming.name(&batch, &mut labels), Asking::All);
+        assert_eq!(labels.names, [7, 9, 7].map(|byte| key.name(&[byte; PAGE_BYTES])));
+        assert_eq!(naming.named_before_bytes(), PAGE_BYTES as u64, "two have changed since");
+    }
 
     #[test]
     fn what_is_left_of_the_first_pass_goes_by_name_and_nothing_later() {

@@ -69,7 +69,7 @@ impl Stage {
         &self.naming
     }
 
-    /// QEMU's first pass is over. Batches of it that wait for a lane still go by name, if QEMU is
+    /// QEMU's first pass has ended. Batches of it that wait for a lane still go by name, if QEMU is
     /// held until the destination has their pages. If not, nothing does from now on.
     pub fn end_first_pass(&self) {
         self.naming.end_first_pass();
@@ -136,7 +136,7 @@ impl Stage {
         Some(Reserved::new(&self.queue, (block, epoch)))
     }
 
-    /// Makes callers that wait for room check whether it is over.
+    /// Makes callers that wait for room check whether it has ended.
     pub(super) fn wake_reserving(&self) {
         self.queue.wake_reserving();
     }
@@ -165,7 +165,7 @@ impl Stage {
     ///
     /// # Errors
     /// When it ends, or an answer is invalid.
-    pub fn hear(&self, acks: &mut Acks<'_, Errand>) -> std::io::Result<()> {
+    pub fn receive(&self, acks: &mut Acks<'_, Errand>) -> std::io::Result<()> {
         loop {
             let released = acks.wait()?;
             self.settle(released)?;
@@ -177,7 +177,7 @@ impl Stage {
         while let Some((load, answer)) = released.next() {
             match load {
                 Load::Other(errand) => {
-                    self.heard(errand, answer).map_err(|Nonsense| released.nonsense())?;
+                    self.received(errand, answer).map_err(|Nonsense| released.nonsense())?;
                 }
                 load => released.placed(load, answer)?,
             }
@@ -185,7 +185,7 @@ impl Stage {
         Ok(())
     }
 
-    fn heard(&self, errand: Errand, answer: Option<Answer>) -> Result<(), Nonsense> {
+    fn received(&self, errand: Errand, answer: Option<Answer>) -> Result<(), Nonsense> {
         let body_bytes = match (errand.0, answer) {
             (Kind::Query(query), Some(answer)) => return self.answered(query, answer),
             (Kind::LightQuery(query), Some(answer)) => return self.answered_light(query, answer),
@@ -314,6 +314,7 @@ pub(super) mod tests {
         ram.announce([Some(Arc::new(Mapping::own(1 << 20)))].into_iter());
         Naming::new(Plan {
             key,
+            before: None,
             shares: true,
             cached: None,
             ram,
@@ -350,8 +351,8 @@ pub(super) mod tests {
             assert_eq!(stage.ticket(), Some(1));
             lanes.submit(batch(&pool)).unwrap();
             stage.queue.asks();
-            let heard = stage.heard(errand, answer);
-            (heard, lanes, stage)
+            let received = stage.received(errand, answer);
+            (received, lanes, stage)
         };
         assert_eq!(said(query(), None).0, Err(Nonsense), "a question wants an answer");
         let requested = || Errand(Kind::Requested(batch(&pool)));
@@ -359,8 +360,8 @@ pub(super) mod tests {
         for (wanted, later) in [(8, 0), (0, 8), (1 << 127, 0), (1, 1)] {
             assert_eq!(said(query(), answer(wanted, later)).0, Err(Nonsense), "there are three");
         }
-        let (heard, lanes, stage) = said(query(), answer(0b001, 0b100));
-        assert_eq!(heard, Ok(()));
+        let (received, lanes, stage) = said(query(), answer(0b001, 0b100));
+        assert_eq!(received, Ok(()));
         let delivered = lanes.delivered();
         assert_eq!((delivered.found_bytes, delivered.awaited_bytes), (4096, 4096));
         // The batch that this test submitted counts as queued, too.
@@ -373,7 +374,7 @@ pub(super) mod tests {
         let reread = Errand(Kind::Reread(RereadPages::of(&one, PageSet::all(1))));
         for delivered in [Errand(Kind::Requested(one)), reread] {
             let before = lanes.delivered().body_bytes;
-            stage.heard(delivered, None).unwrap();
+            stage.received(delivered, None).unwrap();
             assert!(lanes.delivered().body_bytes > before);
         }
     }
@@ -398,7 +399,7 @@ pub(super) mod tests {
         let reread = RereadPages::new(BlockId(0), Epoch(1), pages);
         let query = Errand(Kind::LightQuery(LightQuery { reread, ticket: 2 }));
         let answer = answer(0, 0b111);
-        assert_eq!((stage.heard(query, Some(answer)), more()), (Ok(()), None));
+        assert_eq!((stage.received(query, Some(answer)), more()), (Ok(()), None));
         assert!(lanes.failure().is_none());
     }
 
@@ -429,7 +430,7 @@ pub(super) mod tests {
         assert!(!stage.end_naming() && stage.is_asking(), "a batch is not answered");
         assert_eq!(stage.ticket(), None, "no other is named");
         let query = Errand(Kind::Query(Query { batch: batch(&pool), ticket: 1 }));
-        stage.heard(query, Some(answer(0, 0b100))).unwrap();
+        stage.received(query, Some(answer(0, 0b100))).unwrap();
         assert!(!stage.end_naming() && stage.is_asking(), "a page is awaited");
         stage.late(1, Vec::new(), false);
         assert!(stage.end_naming() && !stage.is_asking());

@@ -73,6 +73,7 @@ impl Source {
         let readable = (0..8).map(|disk| disk == 7).collect();
         let naming = Arc::new(Naming::new(Plan {
             key: key(),
+            before: None,
             shares: !of_disks,
             cached: Some((cached, readable)),
             ram: numbered,
@@ -96,7 +97,7 @@ impl Source {
         let stage = Arc::new(Stage::new(Arc::clone(&naming), Arc::clone(lanes.queue())));
         let run = Arc::clone(&stage);
         let started = lanes.start_with(move |lane| {
-            lane.run(|sender| send(&run, sender), |acks| run.hear(acks));
+            lane.run(|sender| send(&run, sender), |acks| run.receive(acks));
         });
         started.unwrap();
         let threads = DataThreads::new(SchedParams::default(), |_| {});

@@ -31,7 +31,7 @@ enum Phase {
     Down(Option<Failed>),
     /// The sending thread is to connect, or does so. If the last attempt has failed, for this
     /// reason, claims don't wait for it: it may take as long, and pages wait for claims.
-    Wanted { doubt: Option<String> },
+    Requested { doubt: Option<String> },
     /// Connected, by the sending thread's `number`th connection.
     Open { number: u64, again: Instant, shutdown: Shutdown },
     /// There will be no further connection.
@@ -160,13 +160,15 @@ impl Line {
             }
             Phase::Down(failed) => {
                 let doubt = failed.take().filter(|failed| !failed.was_open);
-                *phase = Phase::Wanted { doubt: doubt.map(|failed| failed.why) };
+                *phase = Phase::Requested { doubt: doubt.map(|failed| failed.why) };
                 self.work.notify_one();
             }
-            Phase::Wanted { .. } | Phase::Open { .. } => {}
+            Phase::Requested { .. } | Phase::Open { .. } => {}
         }
         match phase {
-            Phase::Wanted { doubt: Some(why) } if ask == Ask::Claim => Err(self.unreachable(why)),
+            Phase::Requested { doubt: Some(why) } if ask == Ask::Claim => {
+                Err(self.unreachable(why))
+            }
             _ => Ok(()),
         }
     }
@@ -183,11 +185,11 @@ impl Line {
 
     /// For the sending thread: waits until a connection is needed. False if none will be any
     /// more.
-    pub(super) fn wanted(&self) -> bool {
+    pub(super) fn is_needed(&self) -> bool {
         let mut state = self.state.lock();
         loop {
             match state.phase {
-                Phase::Wanted { .. } => return true,
+                Phase::Requested { .. } => return true,
                 Phase::Ended => return false,
                 _ => self.work.wait(&mut state),
             }
@@ -273,7 +275,7 @@ impl Line {
 
     /// For the reading thread: passes replies to their callers until the connection ends. Returns
     /// the reason.
-    pub(super) fn hear(&self, reader: impl Read) -> String {
+    pub(super) fn receive(&self, reader: impl Read) -> String {
         let mut reader = BufReader::with_capacity(BUFFER_BYTES, reader);
         let mut body = Vec::new();
         loop {

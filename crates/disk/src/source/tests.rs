@@ -108,7 +108,7 @@ fn a_flush_waits_for_what_was_written_before_it() {
     let source = source(&kept, 8);
     write(&source, 0, &[1; 4096]).unwrap();
     write(&source, 4096, &[1; 4096]).unwrap();
-    let (said, heard) = mpsc::channel();
+    let (said, received) = mpsc::channel();
     let flusher = thread::spawn({
         let source = Arc::clone(&source);
         move || said.send(source.flush()).unwrap()
@@ -117,9 +117,9 @@ fn a_flush_waits_for_what_was_written_before_it() {
     let second = kept.0.lock().pop().unwrap();
     second.acknowledged();
     thread::yield_now();
-    assert!(heard.try_recv().is_err());
+    assert!(received.try_recv().is_err());
     kept.acknowledge_all();
-    heard.recv().unwrap().unwrap();
+    received.recv().unwrap().unwrap();
     flusher.join().unwrap();
 }
 

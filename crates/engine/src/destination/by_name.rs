@@ -26,7 +26,7 @@ impl ByName {
     ) -> std::io::Result<Self> {
         let threads = Arc::clone(threads);
         let telling = data_threads::spawn("late", move || {
-            // A source that is not told the fate of its pages waits forever.
+            // A source that does not receive the fate of its pages waits forever.
             let _guard = threads.guard();
             for message in outbox {
                 data_threads::point();

@@ -366,7 +366,7 @@ mod tests {
     /// Without this, its lane would reconnect, and the migration would only look slow.
     #[test]
     fn a_thread_that_panics_ends_the_migration() {
-        let (broken, hear) = crossbeam_channel::bounded(1);
+        let (broken, inbox) = crossbeam_channel::bounded(1);
         let lanes = ArrivingLanes::new(broken, &Resources::new(16 << 20, Vec::new()), None);
         lanes.with_disks(Arc::new(Faulty));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -391,7 +391,7 @@ mod tests {
         let mut blocks = Pool::new(SLOT_BYTES).take_blocks().unwrap();
         blocks.push_data(4096);
         source.submit(blocks).unwrap();
-        let why = hear.recv().unwrap();
+        let why = inbox.recv().unwrap();
         assert!(why.contains("a fault in the agent") && why.contains("peer-7"), "{why}");
         assert!(destination.unwrap().join().is_err());
         source.stop();
@@ -413,7 +413,7 @@ mod tests {
     /// That may take seconds, and the VM stands still until QEMU has its device state.
     #[test]
     fn what_places_pages_is_freed_by_another_thread() {
-        let (broken, _hear) = crossbeam_channel::bounded(1);
+        let (broken, _inbox) = crossbeam_channel::bounded(1);
         let lanes = ArrivingLanes::new(broken, &Resources::new(16 << 20, Vec::new()), None);
         let (qemu, _other_end) = UnixStream::pair().unwrap();
         let feeder = Feeder::start(qemu, page::Pool::new(1 << 20)).unwrap();

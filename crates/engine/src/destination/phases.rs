@@ -2,7 +2,7 @@
 //!
 //! [`Connected::receive`] is the ordered list of phases until the VM is loaded. Each is a type that
 //! owns what an arrival has by then, and becomes the next one. Until then, any failure ends the
-//! VM's QEMU; the source, which has the VM, is told why if it can be reached. From then on only
+//! VM's QEMU; the source, which has the VM, gets the reason if it can be reached. From then on only
 //! `switchover::destination` decides, and keeps a journal; `phases/effects.rs` carries out its
 //! decisions.
 
@@ -36,7 +36,7 @@ use self::connect::Connected;
 use self::effects::{Keeper, Loaded};
 use self::end::End;
 use self::order::Order;
-use self::sharing::Wanted;
+use self::sharing::PagesOrder;
 use super::connections::Place;
 use super::disks::ArrivingDisks;
 use super::shared::Shared;
@@ -80,7 +80,7 @@ impl Connected<'_> {
 
     /// Serves an order. An error is from before there was a journal.
     fn admit(&self, place: &mut Place) -> Result<(), End> {
-        let order = match self.hear_order()? {
+        let order = match self.receive_order()? {
             Some(Order::Prepare(order)) => order,
             Some(Order::Carry(order)) => return self.carry(&order, place),
             None => return Ok(()),
@@ -101,7 +101,7 @@ impl Connected<'_> {
         let notes = arriving.notes().to_vec();
         let mut keeper = Keeper::new(arriving, Arc::clone(&self.link), Arc::clone(&self.lanes));
         let mut driver = self.open_journal(&order, &keeper)?;
-        let wanted = Wanted {
+        let wanted = PagesOrder {
             sharing: order.sharing.as_ref().map(|wanted| self.agree(wanted)).unwrap_or_default(),
             storage: order.storage.clone(),
             audit: Auditing::new(order.audit, &order.hashes),
@@ -137,7 +137,13 @@ impl Connected<'_> {
     }
 
     /// Runs everything from the journal on.
-    fn go_through(&self, pools: &Pools, wanted: Wanted, driver: &mut Driver, keeper: &mut Keeper) {
+    fn go_through(
+        &self,
+        pools: &Pools,
+        wanted: PagesOrder,
+        driver: &mut Driver,
+        keeper: &mut Keeper,
+    ) {
         let machine = keeper.shared_machine();
         let disks = self.open_disks(&machine, keeper.images(), pools);
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
@@ -169,7 +175,7 @@ impl Connected<'_> {
         machine: &Machine,
         disks: Option<&Arc<ArrivingDisks>>,
         pools: &Pools,
-        wanted: Wanted,
+        wanted: PagesOrder,
     ) -> Result<Loaded, End> {
         let prepared = self.prepare(machine, disks, pools, wanted)?;
         let delivered = prepared.take_stream()?;

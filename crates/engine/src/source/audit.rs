@@ -117,23 +117,28 @@ impl SourceAudit {
     ///
     /// # Errors
     /// If pages differ, which the report then names.
-    pub(crate) fn hear(&mut self, heard: &ToSource) -> Result<Option<Compared>, MigrationError> {
+    pub(crate) fn receive(
+        &mut self,
+        received: &ToSource,
+    ) -> Result<Option<Compared>, MigrationError> {
         let Some(comparison) = &mut self.comparison else { return Ok(None) };
-        if let ToSource::Audited { reread_pages } = *heard {
+        if let ToSource::Audited { reread_pages } = *received {
             let unproved_pages = comparison.unproved_pages;
             self.comparison = None;
             let pages = self.handed_over.ledger().map_or(0, Ledger::pages);
             self.report(Audited::Same { pages, reread_pages, unproved_pages });
             return Ok(Some(Compared::Same));
         }
-        comparison.compare(&self.handed_over, heard).map_err(|Differences { pages, examples }| {
-            for example in &examples {
-                tracing::error!("the audit found a difference: {example}");
-            }
-            let first = examples.first().cloned().unwrap_or_default();
-            self.report(Audited::Differences { pages, examples });
-            MigrationError::Audit { host: self.host.clone(), pages, first }
-        })
+        comparison.compare(&self.handed_over, received).map_err(
+            |Differences { pages, examples }| {
+                for example in &examples {
+                    tracing::error!("the audit found a difference: {example}");
+                }
+                let first = examples.first().cloned().unwrap_or_default();
+                self.report(Audited::Differences { pages, examples });
+                MigrationError::Audit { host: self.host.clone(), pages, first }
+            },
+        )
     }
 
     fn report(&self, audited: Audited) {
@@ -145,9 +150,9 @@ impl Comparison {
     fn compare(
         &mut self,
         ours: &HandedOver,
-        heard: &ToSource,
+        received: &ToSource,
     ) -> Result<Option<Compared>, Differences> {
-        match heard {
+        match received {
             ToSource::AuditDigests { block, first, digests, more } => {
                 self.compare_digests(ours, *block, *first, digests);
                 if *more { Ok(Some(Compared::Waits)) } else { self.ask_for_entries() }
@@ -247,16 +252,16 @@ mod tests {
     fn a_result_counts_once_and_only_if_there_is_an_audit() {
         let mut audited = audit(Audit::On, None).unwrap();
         audited.handed_over().announce([16].into_iter());
-        assert!(audited.hear(&AUDITED).unwrap().is_none(), "nothing is compared yet");
+        assert!(audited.receive(&AUDITED).unwrap().is_none(), "nothing is compared yet");
         assert_eq!(audited.begin().len(), 1);
         assert!(audited.is_open());
-        assert!(matches!(audited.hear(&AUDITED).unwrap(), Some(Compared::Same)));
-        assert!(!audited.is_open() && audited.hear(&AUDITED).unwrap().is_none());
+        assert!(matches!(audited.receive(&AUDITED).unwrap(), Some(Compared::Same)));
+        assert!(!audited.is_open() && audited.receive(&AUDITED).unwrap().is_none());
 
         for (setting, why) in [(Audit::Off, "turned off"), (Audit::On, "relayed unchanged")] {
             let mut none = audit(setting, None).unwrap();
             assert!(none.begin().is_empty() && !none.is_open());
-            assert!(none.hear(&AUDITED).unwrap().is_none());
+            assert!(none.receive(&AUDITED).unwrap().is_none());
             let found = none.report_builder.end(Outcome::Done).audit;
             assert!(
                 matches!(&found, Audited::Nothing { why: said } if said.contains(why)),
@@ -272,7 +277,7 @@ mod tests {
         audited.handed_over().announce([16].into_iter());
         audited.begin();
         let entries = ToSource::AuditEntries { block: 0, range: 0, entries: vec![0; 16] };
-        assert!(audited.hear(&entries).unwrap().is_none());
+        assert!(audited.receive(&entries).unwrap().is_none());
     }
 
     /// QEMU handed over two contents of one page in one epoch, and the destination holds the first.
@@ -294,14 +299,14 @@ mod tests {
         audited.begin();
         let digests = block.digests().collect();
         let differs = ToSource::AuditDigests { block: 0, first: 0, digests, more: false };
-        let asked = audited.hear(&differs).unwrap();
+        let asked = audited.receive(&differs).unwrap();
         let Some(Compared::Asks(ToDestination::AuditRanges { ranges })) = asked else { panic!() };
         assert_eq!(ranges, [(0, 0)]);
         let entries = block.entries(0).unwrap();
         let entries = ToSource::AuditEntries { block: 0, range: 0, entries };
-        let accepted = audited.hear(&entries).unwrap();
+        let accepted = audited.receive(&entries).unwrap();
         assert!(matches!(accepted, Some(Compared::Asks(ToDestination::AuditAccepted))));
-        assert!(matches!(audited.hear(&AUDITED).unwrap(), Some(Compared::Same)));
+        assert!(matches!(audited.receive(&AUDITED).unwrap(), Some(Compared::Same)));
         let found = audited.report_builder.end(Outcome::Done).audit;
         assert_eq!(found, Audited::Same { pages: PAGES, reread_pages: 0, unproved_pages: 1 });
     }
@@ -312,7 +317,7 @@ mod tests {
         audited.handed_over().announce([16].into_iter());
         audited.begin();
         let wrong = ToSource::AuditReread { pages: 2, examples: vec![(0, 7)] };
-        let Err(MigrationError::Audit { pages: 2, first, .. }) = audited.hear(&wrong) else {
+        let Err(MigrationError::Audit { pages: 2, first, .. }) = audited.receive(&wrong) else {
             panic!("two pages differ");
         };
         assert!(first.contains("page 7"), "{first}");

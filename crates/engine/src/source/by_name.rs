@@ -5,7 +5,7 @@ use std::sync::Arc;
 use api::{Share, Sharing};
 use audit::HandedOver;
 use content::Domain;
-use dedup::source::{Naming, Plan, Waits};
+use dedup::source::{NamedBefore, Naming, Plan, Waits};
 use ram::Numbered;
 use wire::SharingOrder;
 
@@ -68,9 +68,14 @@ impl Prepared<'_> {
         let shared = connected.context.local.sharing.as_ref().filter(|_| there.sharing);
         let is_read = there.storage.contains(&true);
         let storage = storage.as_ref().filter(|_| is_read);
-        let key = match (shared, storage) {
-            (Some(sharing), _) => sharing.key(&connected.domain()),
-            (None, Some(storage)) => storage.key(),
+        let (key, before) = match (shared, storage) {
+            (Some(sharing), _) => {
+                let key = sharing.key(&connected.domain());
+                let pid = connected.context.vm.machine.process.pid();
+                let before = NamedBefore::of_vm(sharing, pid, &key);
+                (key, before)
+            }
+            (None, Some(storage)) => (storage.key(), None),
             (None, None) => return None,
         };
         if let Some(storage) = storage.filter(|_| !is_held) {
@@ -80,6 +85,7 @@ impl Prepared<'_> {
         let cached = storage.map(|storage| (Arc::clone(&storage.cached), there.storage.clone()));
         Some(Naming::new(Plan {
             key,
+            before,
             shares: shared.is_some(),
             cached,
             ram: Arc::clone(ram),

@@ -26,13 +26,13 @@ mod caller;
 mod convergence;
 mod first_packets;
 mod from_disks;
-mod hearing;
 mod observed;
 mod opening;
 mod passed;
 mod passes;
 mod piece_size;
 mod process;
+mod receiving;
 mod relay;
 mod request;
 mod running;
@@ -137,7 +137,7 @@ impl Carried {
         process::of(main).ok().map(|qemu| qemu.pid)
     }
 
-    /// Carries it until it is over; `watch` shows its progress, and `note` is for its report.
+    /// Carries it until it has ended; `watch` shows its progress, and `note` is for its report.
     #[must_use]
     pub fn run(self, request: &CarryRequest, note: Option<&str>, watch: &Arc<Watch>) -> CarriedEnd {
         let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));

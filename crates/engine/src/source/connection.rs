@@ -12,7 +12,7 @@ use super::disks::room::DiskRoom;
 use super::saying::Saying;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
-use crate::link::{Heard, Link};
+use crate::link::{Link, Received};
 
 /// Time for a destination that reads to accept what is sent to it. The VM may be
 /// stopped meanwhile.
@@ -25,13 +25,13 @@ pub(crate) struct Control {
     pub(crate) link: Arc<Link<ToDestination>>,
     /// Used by the leading thread, which must not wait.
     saying: Saying,
-    pub(crate) hear: Receiver<Heard<ToSource>>,
+    pub(crate) inbox: Receiver<Received<ToSource>>,
     pub(crate) disk_room: Arc<DiskRoom>,
 }
 
 /// What is sent on a new control connection, what comes, and the room for blocks that the
 /// destination reports on it.
-type Opened = (Arc<Link<ToDestination>>, Receiver<Heard<ToSource>>, Arc<DiskRoom>);
+type Opened = (Arc<Link<ToDestination>>, Receiver<Received<ToSource>>, Arc<DiskRoom>);
 
 /// Opens a control connection to the agent of `peer`.
 pub(crate) fn open(local: &Local, peer: &Peer) -> Result<Opened, MigrationError> {
@@ -40,16 +40,17 @@ pub(crate) fn open(local: &Local, peer: &Peer) -> Result<Opened, MigrationError>
         .map_err(|error| MigrationError::unconnected(&peer.name, error))?;
     let disk_room = Arc::<DiskRoom>::default();
     let room = Arc::clone(&disk_room);
-    let (link, hear) = Link::start_with(connection, &peer.name, move |message| room.hear(message))
-        .map_err(|error| MigrationError::lost(&peer.name, error))?;
-    Ok((Arc::new(link), hear, disk_room))
+    let (link, inbox) =
+        Link::start_with(connection, &peer.name, move |message| room.receive(message))
+            .map_err(|error| MigrationError::lost(&peer.name, error))?;
+    Ok((Arc::new(link), inbox, disk_room))
 }
 
 impl Control {
     pub(crate) fn connect(local: &Local, peer: &Peer) -> Result<Self, MigrationError> {
-        let (link, hear, disk_room) = open(local, peer)?;
+        let (link, inbox, disk_room) = open(local, peer)?;
         let saying = Saying::start(Arc::clone(&link), &peer.name).map_err(no_thread)?;
-        Ok(Self { host: peer.name.clone(), link, saying, hear, disk_room })
+        Ok(Self { host: peer.name.clone(), link, saying, inbox, disk_room })
     }
 
     /// Sends without waiting for the destination, which may read slowly.

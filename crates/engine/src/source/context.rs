@@ -75,7 +75,7 @@ impl<'m> Context<'m> {
         }
     }
 
-    /// Fails if the operator has ended the migration, or its time is over: for what may take long
+    /// Fails if the operator has ended the migration, or its time has ended: for what may take long
     /// while the leading thread waits for nothing else.
     pub(crate) fn check_wanted(&self) -> Result<(), MigrationError> {
         if !self.report_builder.watch().cancelled().is_empty() {

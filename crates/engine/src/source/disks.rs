@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::{DiskReport, MigrateRequest};
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
@@ -191,6 +191,11 @@ impl Disks {
         self.flushes.answered(ticket, error);
     }
 
+    /// How long the destination has been flushing a disk; none if it flushes none.
+    pub(crate) fn flushing(&self) -> Option<Duration> {
+        self.flushes.unanswered(Instant::now())
+    }
+
     /// Lets the mirrors of a stopped VM write what is left. A notice reports when
     /// the copies are complete.
     pub(crate) fn drain(
@@ -305,20 +310,20 @@ impl Watcher {
         let ticks = tick(EVERY);
         let events = self.mirrors.events().clone();
         loop {
-            let heard = select! {
+            let received = select! {
                 recv(stopped) -> _ => return,
                 recv(events) -> event => match event {
-                    Ok(event) => self.mirrors.hear(&event).map_err(|error| error.to_string()),
+                    Ok(event) => self.mirrors.handle(&event).map_err(|error| error.to_string()),
                     // QEMU has ended, which the leading thread notices.
                     Err(_) => return,
                 },
                 recv(self.settle.done) -> took => {
-                    self.settle.hear(took);
+                    self.settle.receive(took);
                     Ok(())
                 }
                 recv(ticks) -> _ => self.look(),
             };
-            if let Err(error) = heard {
+            if let Err(error) = received {
                 let _ = self.notices.send(Notice::Disks(Err(error)));
                 return;
             }

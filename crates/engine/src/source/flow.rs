@@ -130,9 +130,9 @@ impl Flow {
     }
 
     /// Handles a message of the destination that concerns the flow; returns others.
-    pub(crate) fn hear(&self, message: ToSource) -> Option<ToSource> {
+    pub(crate) fn receive(&self, message: ToSource) -> Option<ToSource> {
         match message {
-            ToSource::NicUse(used) => self.pacing.hear(used),
+            ToSource::NicUse(used) => self.pacing.receive(used),
             ToSource::Placement { mapped, inline } => self.note_placement(&mapped, &inline),
             ToSource::Late { batches } => {
                 if let Some(stage) = &self.stage {
@@ -198,7 +198,7 @@ impl Flow {
 
     /// Reports the figures, once the flow has ended.
     pub(crate) fn account(&self, pools: &Pools, control_bytes: u64) {
-        let Self { state, lanes, tap, cpu, .. } = self;
+        let Self { state, lanes, stage, tap, cpu, .. } = self;
         let (delivered, (body_bytes, fill_bytes)) = (lanes.delivered(), state.taken());
         self.report_builder.tell(|report| {
             report.ram_bytes = state.ram_bytes().max(report.ram_bytes);
@@ -207,6 +207,8 @@ impl Flow {
             report.dropped_bytes = delivered.dropped_bytes;
             report.delta_bytes = lanes.delta_bytes();
             report.named_bytes = delivered.found_bytes;
+            let by_name = stage.as_ref().map(|stage| stage.naming());
+            report.named_before_bytes = by_name.map_or(0, Naming::named_before_bytes);
             report.residue_bytes = state.residue_bytes.load(Relaxed);
             lanes::account(lanes, pools, control_bytes, *cpu + tap.cpu(), report);
         });

@@ -54,7 +54,7 @@ pub(crate) fn start(
     let Some(stage) = stage else { return lanes.start_with(run_plain) };
     let (stage, link) = (Arc::clone(stage), Arc::clone(link));
     lanes.start_with(move |lane| {
-        lane.run(|sender| send(&stage, sender, &link), |acks| stage.hear(acks));
+        lane.run(|sender| send(&stage, sender, &link), |acks| stage.receive(acks));
     })
 }
 

@@ -32,7 +32,7 @@ pub enum HandshakeError {
         "the peer closed the connection when it received TLS: it is an agent with \
          --insecure-plaintext, or another program"
     )]
-    Unheard,
+    Unanswered,
     /// The peer connected, and left without sending anything.
     #[error("the peer connected and closed the connection without sending data")]
     Silent,

@@ -34,7 +34,7 @@ pub(crate) struct Talk<'s> {
     offered: usize,
     outgoing: Outgoing<'s>,
     deadline: Instant,
-    has_heard: bool,
+    has_received: bool,
 }
 
 /// Bytes to be sent to the peer.
@@ -52,7 +52,7 @@ impl<'s> Talk<'s> {
             offered: 0,
             outgoing: Outgoing { stream, bytes: Vec::new() },
             deadline: Instant::now() + HANDSHAKE_MAX,
-            has_heard: false,
+            has_received: false,
         })
     }
 
@@ -74,7 +74,7 @@ impl<'s> Talk<'s> {
         loop {
             let next = &self.came[self.offered..self.filled];
             if let Some((first, _)) = next.split_first() {
-                let is_first = !std::mem::replace(&mut self.has_heard, true);
+                let is_first = !std::mem::replace(&mut self.has_received, true);
                 if is_first && ![ALERT, HANDSHAKE].contains(first) {
                     return Err(HandshakeError::PeerIsPlain);
                 }
@@ -105,7 +105,7 @@ impl<'s> Talk<'s> {
         let mut stream = self.outgoing.stream;
         stream.set_read_timeout(Some(left))?;
         match stream.read(&mut self.came[self.filled..]) {
-            Ok(0) if !self.has_heard => Err(HandshakeError::Unheard),
+            Ok(0) if !self.has_received => Err(HandshakeError::Unanswered),
             Ok(0) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Ok(bytes) => {
                 self.filled += bytes;
@@ -114,7 +114,9 @@ impl<'s> Talk<'s> {
             Err(error) => match error.kind() {
                 io::ErrorKind::Interrupted => Ok(()),
                 io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Err(HandshakeError::TooSlow),
-                io::ErrorKind::ConnectionReset if !self.has_heard => Err(HandshakeError::Unheard),
+                io::ErrorKind::ConnectionReset if !self.has_received => {
+                    Err(HandshakeError::Unanswered)
+                }
                 _ => Err(error.into()),
             },
         }

@@ -3,13 +3,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use identity::{Authority, AuthorityError, FileError, Identity, Role, Subject, Wanted};
+use identity::{Authority, AuthorityError, CertificateRequest, FileError, Identity, Role, Subject};
 
 use crate::common::{self, Cluster, mixed, mode};
 
-fn wanted(cluster: &Cluster, replace: bool) -> Wanted {
+fn request(cluster: &Cluster, replace: bool) -> CertificateRequest {
     let out = cluster.path().join("out/of/the/way");
-    Wanted { subject: Subject::host("a").unwrap(), days: 10, out, replace }
+    CertificateRequest { subject: Subject::host("a").unwrap(), days: 10, out, replace }
 }
 
 #[test]
@@ -40,9 +40,9 @@ fn files_are_replaced_only_on_request() {
     assert_eq!(fs::read(cluster.path().join("ca.key")).unwrap(), before);
 
     let authority = Authority::open(&cluster.path()).unwrap();
-    let files = authority.issue(&wanted(&cluster, false)).unwrap().files;
+    let files = authority.issue(&request(&cluster, false)).unwrap().files;
     let before = fs::read(&files.key).unwrap();
-    let said = authority.issue(&wanted(&cluster, false)).unwrap_err().to_string();
+    let said = authority.issue(&request(&cluster, false)).unwrap_err().to_string();
     assert!(said.contains("--replace"), "{said}");
     assert_eq!(fs::read(&files.key).unwrap(), before);
     // One existing file is enough to refuse, and no others appear next to it.
@@ -50,11 +50,11 @@ fn files_are_replaced_only_on_request() {
     fs::remove_file(&files.authority).unwrap();
     assert_eq!(mode(&files.content_key), 0o600);
     fs::remove_file(&files.content_key).unwrap();
-    assert!(authority.issue(&wanted(&cluster, false)).is_err());
+    assert!(authority.issue(&request(&cluster, false)).is_err());
     let left = fs::read_dir(cluster.path().join("out/of/the/way")).unwrap().count();
     assert_eq!(left, 1);
 
-    authority.issue(&wanted(&cluster, true)).unwrap();
+    authority.issue(&request(&cluster, true)).unwrap();
     assert_ne!(fs::read(&files.key).unwrap(), before);
     assert_eq!(mode(&files.key), 0o600);
     assert!(Identity::load("a", &files).is_ok());
@@ -100,10 +100,10 @@ fn a_missing_or_broken_ca_is_reported() {
 fn a_certificate_ends_with_its_ca() {
     let cluster = Cluster::new();
     let authority = Authority::open(&cluster.path()).unwrap();
-    let short = authority.issue(&wanted(&cluster, false)).unwrap();
+    let short = authority.issue(&request(&cluster, false)).unwrap();
     assert!(!short.is_shortened);
     assert!(short.validity.not_after_s < authority.validity().not_after_s);
-    let long = Wanted { days: 36_500, ..wanted(&cluster, true) };
+    let long = CertificateRequest { days: 36_500, ..request(&cluster, true) };
     let issued = authority.issue(&long).unwrap();
     assert!(issued.is_shortened);
     assert_eq!(issued.validity.not_after_s, authority.validity().not_after_s);

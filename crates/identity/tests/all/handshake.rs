@@ -1,4 +1,4 @@
-//! Which peers may connect to each other, and what refused ones are told.
+//! Which peers may connect to each other, and what refused ones receive.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -36,9 +36,9 @@ fn two_hosts_of_one_ca_know_each_other_by_name() {
 /// Checks that what `other` writes arrives at `one`.
 fn hears(one: &mut Connection, other: &mut Connection) {
     other.write_all(b"ping").unwrap();
-    let mut heard = [0; 4];
-    one.read_exact(&mut heard).unwrap();
-    assert_eq!(&heard, b"ping");
+    let mut received = [0; 4];
+    one.read_exact(&mut received).unwrap();
+    assert_eq!(&received, b"ping");
 }
 
 /// Existing connections continue with the certificate that they started with.
@@ -76,9 +76,9 @@ fn lanes_resume_and_still_know_their_peer() {
     for round in 0..3 {
         // A migration: control first, then 8 lanes at once.
         let (ours, theirs) = call(&tls(&a), &tls(&b), "b");
-        let (mut control, mut heard) = (ours.unwrap(), theirs.unwrap());
+        let (mut control, mut received) = (ours.unwrap(), theirs.unwrap());
         assert_eq!(control.is_resumed(), round > 0);
-        heard.write_all(b"w").unwrap();
+        received.write_all(b"w").unwrap();
         control.read_exact(&mut [0]).unwrap();
         let lanes: Vec<_> = thread::scope(|scope| {
             let lanes: Vec<_> =
@@ -111,8 +111,8 @@ fn another_cas_hosts_are_strangers_on_both_sides() {
     let (a, b) = (ours.host("a"), theirs.host("b"));
     let (calls, called) = call(&tls(&a), &tls(&b), "b");
     assert!(matches!(calls, Err(HandshakeError::Certificate(CertificateProblem::Stranger))));
-    let heard = called.unwrap_err().to_string();
-    assert!(heard.contains("doesn't know the CA of this host's certificate"), "{heard}");
+    let received = called.unwrap_err().to_string();
+    assert!(received.contains("doesn't know the CA of this host's certificate"), "{received}");
 
     // A host that trusts the other CA, with a certificate of its own, has no usable
     // identity.
@@ -128,8 +128,8 @@ fn a_host_that_is_not_the_one_called_is_found_out() {
     let Err(HandshakeError::Certificate(problem)) = calls else { panic!("{calls:?}") };
     let found = Subject::host("b").unwrap();
     assert_eq!(problem, CertificateProblem::OtherName { expected: "c".to_owned(), found });
-    let heard = called.unwrap_err().to_string();
-    assert!(heard.contains("peers file there"), "{heard}");
+    let received = called.unwrap_err().to_string();
+    assert!(received.contains("peers file there"), "{received}");
 }
 
 #[test]
@@ -143,16 +143,16 @@ fn a_connection_without_a_certificate_or_with_a_persons_is_refused() {
     // `Identity` refuses such files, so another TLS client tries them.
     for certificate in [Some(&files), None] {
         let (mut calling, called) = sockets();
-        let (heard, refused) = thread::scope(|scope| {
+        let (received, refused) = thread::scope(|scope| {
             let accepted = scope.spawn(|| tls(&b).accept(called));
-            let heard = common::speak_tls(&mut calling, &cluster.files("b"), certificate);
-            (heard, accepted.join().unwrap().unwrap_err())
+            let received = common::speak_tls(&mut calling, &cluster.files("b"), certificate);
+            (received, accepted.join().unwrap().unwrap_err())
         });
         let (alert, problem) = match certificate {
             Some(_) => ("AccessDenied", CertificateProblem::NotAHost),
             None => ("CertificateRequired", CertificateProblem::None),
         };
-        assert!(heard.contains(alert), "{heard}");
+        assert!(received.contains(alert), "{received}");
         let HandshakeError::Certificate(found) = refused else { panic!("{refused}") };
         assert_eq!(found, problem);
     }
@@ -204,8 +204,8 @@ fn plaintext_and_tls_agents_recognize_each_other() {
     let a = cluster.host("a");
     let (calls, called) = call(&Security::Tls(a), &Security::Plaintext, "b");
     assert!(matches!(called, Err(HandshakeError::PeerIsSecure)));
-    let heard = calls.unwrap_err().to_string();
-    assert!(heard.contains("the peer uses plaintext (--insecure-plaintext)"), "{heard}");
+    let received = calls.unwrap_err().to_string();
+    assert!(received.contains("the peer uses plaintext (--insecure-plaintext)"), "{received}");
 
     let b = cluster.host("b");
     let (mut calling, called) = sockets();
@@ -229,7 +229,7 @@ fn a_peer_that_closes_at_the_first_message_is_recognized() {
     let (calling, called) = sockets();
     drop(called);
     let refused = tls(&a).connect(calling, "b").unwrap_err();
-    assert!(matches!(refused, HandshakeError::Unheard), "{refused}");
+    assert!(matches!(refused, HandshakeError::Unanswered), "{refused}");
 }
 
 #[test]

@@ -214,7 +214,7 @@ mod tests {
     const NAME: &str = "vm.sock";
 
     /// The text that a client sent to a listener.
-    fn heard(listener: &UnixListener) -> String {
+    fn received(listener: &UnixListener) -> String {
         listener.set_nonblocking(false).unwrap();
         let mut text = String::new();
         listener.accept().unwrap().0.read_to_string(&mut text).unwrap();
@@ -240,13 +240,13 @@ mod tests {
         let handler = UnixListener::bind(&path).unwrap();
         let replaced = directory(dir.path()).replace(NAME.to_owned()).unwrap();
         say(&path, "to us");
-        assert_eq!(heard(replaced.listener()), "to us");
+        assert_eq!(received(replaced.listener()), "to us");
         replaced.connect().unwrap().write_all(b"bypass").unwrap();
-        assert_eq!(heard(&handler), "bypass");
+        assert_eq!(received(&handler), "bypass");
         assert!(replaced.is_there());
         drop(replaced);
         say(&path, "back");
-        assert_eq!(heard(&handler), "back");
+        assert_eq!(received(&handler), "back");
         assert_eq!(names(dir.path()), [NAME]);
     }
 
@@ -262,7 +262,7 @@ mod tests {
         fs::remove_file(&theirs).unwrap();
         std::os::unix::fs::symlink(elsewhere.path().join("api.sock"), &theirs).unwrap();
         replaced.connect().unwrap().write_all(b"bypass").unwrap();
-        assert_eq!(heard(&handler), "bypass");
+        assert_eq!(received(&handler), "bypass");
         assert!(secret.accept().is_err());
     }
 
@@ -291,7 +291,7 @@ mod tests {
         std::mem::forget(killed);
         directory(dir.path()).give_back(NAME).unwrap();
         say(&path, "again");
-        assert_eq!(heard(&handler), "again");
+        assert_eq!(received(&handler), "again");
         assert_eq!(names(dir.path()), [NAME]);
     }
 
@@ -307,7 +307,7 @@ mod tests {
         assert!(!replaced.is_there());
         drop(replaced);
         say(&path, "new");
-        assert_eq!(heard(&other), "new");
+        assert_eq!(received(&other), "new");
         assert_eq!(names(dir.path()), [NAME]);
     }
 
@@ -322,10 +322,10 @@ mod tests {
         let new = directory(dir.path()).replace(NAME.to_owned()).unwrap();
         drop(old);
         say(&path, "to the new one");
-        assert_eq!(heard(new.listener()), "to the new one");
+        assert_eq!(received(new.listener()), "to the new one");
         drop(new);
         say(&path, "back");
-        assert_eq!(heard(&second), "back");
+        assert_eq!(received(&second), "back");
         assert_eq!(names(dir.path()), [NAME]);
     }
 

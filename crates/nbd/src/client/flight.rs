@@ -23,7 +23,7 @@ pub(crate) struct Operation(usize);
 pub(crate) struct Flight<T> {
     places: Vec<Option<Flying>>,
     free_places: Vec<usize>,
-    operations: Vec<Option<Begun<T>>>,
+    operations: Vec<Option<Started<T>>>,
     serial: u64,
 }
 
@@ -35,7 +35,7 @@ struct Flying {
 }
 
 #[derive(Debug)]
-struct Begun<T> {
+struct Started<T> {
     tag: T,
     in_flight: usize,
     /// Its last part was launched.
@@ -60,7 +60,7 @@ impl<T> Flight<T> {
         let free = self.operations.iter().position(Option::is_none);
         let operation = free.expect("one operation more than there are places");
         self.operations[operation] =
-            Some(Begun { tag, in_flight: 0, all_launched: false, failure: None });
+            Some(Started { tag, in_flight: 0, all_launched: false, failure: None });
         Operation(operation)
     }
 

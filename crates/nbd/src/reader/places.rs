@@ -8,7 +8,7 @@ use crate::{Errno, ProtocolError};
 #[derive(Debug)]
 enum Place<B> {
     Free,
-    Asked {
+    Requested {
         cookie: u64,
         into: Range<usize>,
         buffer: B,
@@ -58,18 +58,18 @@ impl<B> Places<B> {
         let place = self.free.pop().expect("there is room");
         self.serial = self.serial.wrapping_add(1) & u64::from(u32::MAX);
         let cookie = self.serial * self.places.len() as u64 + place as u64;
-        self.places[place] = Place::Asked { cookie, into, buffer };
+        self.places[place] = Place::Requested { cookie, into, buffer };
         (place, cookie)
     }
 
     pub(crate) fn answered(&mut self, reply: SimpleReply) -> Result<Answered<B>, ProtocolError> {
         let number = usize::try_from(reply.cookie % self.places.len() as u64).unwrap_or(usize::MAX);
         let asked = self.places.get_mut(number).filter(
-            |place| matches!(place, Place::Asked { cookie, .. } if *cookie == reply.cookie),
+            |place| matches!(place, Place::Requested { cookie, .. } if *cookie == reply.cookie),
         );
         let filling = Place::Filling { cookie: reply.cookie };
         let asked = asked.map(|place| (std::mem::replace(place, filling), place));
-        let Some((Place::Asked { into, buffer, .. }, place)) = asked else {
+        let Some((Place::Requested { into, buffer, .. }, place)) = asked else {
             let text = format!("a reply to no request: {:#x}", reply.cookie);
             return Err(ProtocolError::Unexpected(text));
         };
@@ -87,7 +87,7 @@ impl<B> Places<B> {
     pub(crate) fn filled(&mut self, place: usize, into: Range<usize>, buffer: B, whole: bool) {
         let Some(filling) = self.places.get_mut(place) else { return };
         *filling = match *filling {
-            Place::Filling { cookie } if !whole => Place::Asked { cookie, into, buffer },
+            Place::Filling { cookie } if !whole => Place::Requested { cookie, into, buffer },
             _ => Place::Done { buffer, outcome: Ok(()) },
         };
     }
@@ -106,9 +106,10 @@ impl<B> Places<B> {
 
     /// Frees a place that is not answered and returns its buffer, unless that is being filled.
     pub(crate) fn give_up(&mut self, place: usize) -> Option<B> {
-        let asked = self.places.get_mut(place).filter(|it| matches!(it, Place::Asked { .. }))?;
+        let asked =
+            self.places.get_mut(place).filter(|it| matches!(it, Place::Requested { .. }))?;
         match std::mem::replace(asked, Place::Free) {
-            Place::Asked { buffer, .. } => {
+            Place::Requested { buffer, .. } => {
                 self.free.push(place);
                 Some(buffer)
             }
@@ -120,7 +121,7 @@ impl<B> Places<B> {
     pub(crate) fn waiting(&self, place: usize) -> Option<usize> {
         let all = self.places.len();
         let after = (1..all).map(|step| (place + step) % all);
-        after.into_iter().find(|other| matches!(self.places[*other], Place::Asked { .. }))
+        after.into_iter().find(|other| matches!(self.places[*other], Place::Requested { .. }))
     }
 }
 

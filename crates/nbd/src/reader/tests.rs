@@ -24,8 +24,8 @@ struct Odd {
 impl Odd {
     fn new(mut socket: UnixStream, sizes: BlockSizes) -> Self {
         socket.write_all(&Greeting { flags: 3 }.to_bytes()).unwrap();
-        let mut heard = [0; 4 + OptionHeader::BYTES + 4 + 3 + 2];
-        socket.read_exact(&mut heard).unwrap();
+        let mut received = [0; 4 + OptionHeader::BYTES + 4 + 3 + 2];
+        socket.read_exact(&mut received).unwrap();
         let flags = ExportFlags::HAS_FLAGS | ExportFlags::READ_ONLY;
         let option = OptionCode::GO;
         for info in [Info::Export { bytes: DISK as u64, flags }, Info::BlockSizes(sizes)] {

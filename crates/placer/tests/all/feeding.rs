@@ -139,7 +139,7 @@ fn a_qemu_that_does_not_read_makes_lanes_wait_until_it_reads_or_all_is_stopped()
     }
 }
 
-/// Otherwise the thread that passes a stream on would hear of nothing that ends the migration.
+/// Otherwise the thread that passes a stream on would not notice what ends the migration.
 #[test]
 fn a_qemu_that_hangs_is_given_up() {
     let (ours, theirs) = UnixStream::pair().unwrap();

@@ -11,7 +11,7 @@ use super::{
 use crate::switchover::predicted_blackout;
 
 /// How long later passes are observed before the VM is throttled. QEMU's rates are over a second,
-/// and a burst that is over by then needs nothing. Longer observation helps only guests that rest
+/// and a burst that has ended by then needs nothing. Longer observation helps only guests that rest
 /// soon, which mostly showed in the first pass; for all others it is time without progress.
 const LOOK_S: f64 = 1.5;
 /// A rate near the boundary must stay above it for this long...

@@ -65,7 +65,7 @@ impl Patience {
         *self = Self::default();
     }
 
-    /// Notes the remainder at the end of a pass; returns whether patience is over.
+    /// Notes the remainder at the end of a pass; returns whether patience has ended.
     pub(super) fn is_over(&mut self, left: f64, at_s: f64, pass: u32, floor: bool) -> bool {
         let now = When { at_s, pass };
         self.floor = floor.then(|| self.floor.unwrap_or(now));
@@ -83,7 +83,7 @@ impl Patience {
 mod tests {
     use super::*;
 
-    /// The second in which patience is over, with one pass per second.
+    /// The second in which patience has ended, with one pass per second.
     fn ends(left: impl Fn(u32) -> f64, floor: impl Fn(u32) -> bool) -> Option<u32> {
         let mut patience = Patience::default();
         (0..100).find(|at| patience.is_over(left(*at), f64::from(*at), *at, floor(*at)))

@@ -6,7 +6,7 @@ use super::CommandLine;
 use super::guest_port::value;
 use super::machine::pieces;
 
-/// What QEMU runs for a tap unless it is told otherwise.
+/// What QEMU runs for a tap unless an option says otherwise.
 const SCRIPT: &str = "/etc/qemu-ifup";
 /// Options for the host's side of a network card.
 const OPTIONS: [&str; 3] = ["netdev", "nic", "net"];

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::words::{Argument, Words};
-use crate::guest_disks::{BACKEND, GuestDisk, Plugged, Said};
+use crate::guest_disks::{BACKEND, GuestDisk, Plugged, QemuAnswers};
 use qcow2::Header;
 
 /// Roles in which one node is below another.
@@ -84,7 +84,7 @@ pub(super) fn of(words: Words<'_>, cwd: &Path, open: &OpenFiles) -> Vec<GuestDis
         nodes.all.keys().map(|name| (name.clone(), nodes.bytes(name, 0))).collect();
     let (devices, drives) = plugged(words);
     let (nodes, graph) = nodes.said(&sizes);
-    let said = Said { drives: drives.into(), nodes, graph, pci: bridges(words), devices };
+    let said = QemuAnswers { drives: drives.into(), nodes, graph, pci: bridges(words), devices };
     let mut disks = said.disks(cwd);
     // The buses' numbers are assumed; a serial number makes the address unnecessary.
     disks.iter_mut().filter(|disk| !disk.serial.is_empty()).for_each(|disk| disk.address = None);

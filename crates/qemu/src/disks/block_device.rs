@@ -37,7 +37,7 @@ impl<'i> Device<'i> {
         }
     }
 
-    /// The prefix of all identities by which two such devices can be told apart; `None` if there
+    /// The prefix of all identities by which two such devices can be distinguished; `None` if there
     /// are none: a layer of a logical volume (`-real`, `-tpool`) may have others on it.
     pub(super) fn kind(&self) -> Option<&str> {
         let identity = &*self.identity;

@@ -1,7 +1,7 @@
 //! The destination's side: does this host meet the challenge?
 //!
 //! The peer chooses paths and proofs, and could find out about any file by that. So files are opened
-//! with the rights of QEMU's user, none in a system directory, and the peer isn't told why one
+//! with the rights of QEMU's user, none in a system directory, and the peer doesn't receive why one
 //! doesn't meet its challenge: the agent's log has that.
 
 use std::fs::File;

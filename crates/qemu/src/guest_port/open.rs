@@ -70,7 +70,7 @@ impl OpenPort<'_> {
         map.map_err(|error| self.explained(error))
     }
 
-    /// Asks for the map, in parts as they are heard.
+    /// Asks for the map, in parts as they are received.
     ///
     /// # Errors
     /// As [`super::ask_in_parts`].

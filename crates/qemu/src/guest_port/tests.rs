@@ -62,7 +62,7 @@ fn the_rest_of_an_older_answer_in_the_port_is_skipped() {
 #[test]
 fn parts_are_handed_on_while_the_helper_looks() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
-    let (heard, goes_on) = std::sync::mpsc::channel();
+    let (received, goes_on) = std::sync::mpsc::channel();
     let pages = u32::try_from(PART_PAGES_LEAST).unwrap();
     let run = |page: u32, pages| Run { page: page.into(), sector: 0, pages, device: 0 };
     let (summary, parts) = thread::scope(|scope| {
@@ -89,7 +89,7 @@ fn parts_are_handed_on_while_the_helper_looks() {
         let mut hand_on = |part: CacheMap| {
             assert_eq!(part.devices().len(), 1);
             parts.push(part.runs().to_vec());
-            let _ = heard.send(());
+            let _ = received.send(());
         };
         let limits = Limits { ram_pages: 8000, end_page: 8000 };
         let patience = patience(9000, 9000);
@@ -173,7 +173,7 @@ fn invalid_answers_are_errors() {
             let _ = port.write_all(&with_runs(&ask, &runs));
         });
         let error = answer.unwrap_err();
-        assert!(matches!(&error, GuestError::Said(_)), "{error}");
+        assert!(matches!(&error, GuestError::Answer(_)), "{error}");
         assert!(error.to_string().contains(word), "{error}");
     }
     let refuses = |mut port: UnixStream, ask: Ask| {
@@ -189,7 +189,7 @@ fn invalid_answers_are_errors() {
 fn endless_garbage_ends_the_request() {
     let babbles = |mut port: UnixStream, _: Ask| while port.write_all(&[0x44; 4096]).is_ok() {};
     let error = asked(patience(60_000, 60_000), babbles).unwrap_err();
-    assert!(matches!(error, GuestError::Said(Fault::NoGreeting { .. })), "{error}");
+    assert!(matches!(error, GuestError::Answer(Fault::NoGreeting { .. })), "{error}");
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn a_helper_is_greeted() {
             let mut bytes = [0; Ask::BYTES];
             theirs.read_exact(&mut bytes).unwrap();
             let ask = AskFinder::default().take(&bytes).unwrap();
-            assert_eq!(ask.wanted, Wanted::Greeting);
+            assert_eq!(ask.answer, AnswerKind::Greeting);
             let greeting = Greeting {
                 version: 9,
                 nonce: ask.nonce,

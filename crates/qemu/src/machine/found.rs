@@ -24,14 +24,14 @@ const ENDING: Duration = Duration::from_secs(3);
 /// has `dir` for what must survive the agent.
 ///
 /// # Errors
-/// [`ProcessError::Gone`] if its QEMU is gone. With any other error it may still run,
+/// [`ProcessError::Exited`] if its QEMU has exited. With any other error it may still run,
 /// but can't be reached as before.
 pub fn reopen(record: &Record, dir: &Path) -> Result<Machine, StartError> {
     let process = Process::find(&record.process)?;
     let qmp = Qmp::connect(&record.socket, CONNECT).map_err(|error| {
         let ends = matches!(error, QmpError::Closed | QmpError::Connect { .. });
         match process.wait_exited(if ends { ENDING } else { Duration::ZERO }) {
-            Ok(()) => ProcessError::Gone { pid: process.pid() }.into(),
+            Ok(()) => ProcessError::Exited { pid: process.pid() }.into(),
             Err(_) => StartError::from(error),
         }
     })?;

@@ -51,7 +51,7 @@ pub struct Start<'a> {
     /// Whether it gets a port for the helper in the guest.
     pub guest_port: GuestPort,
     /// Whether this QEMU knows `migration.switchover-ack-legacy` (11.1 and newer), and
-    /// so must be told to wait for the agent's acknowledgement.
+    /// so must be ordered to wait for the agent's acknowledgement.
     pub knows_legacy_ack: bool,
     /// How long it may take until it answers.
     pub up_max: Duration,
@@ -81,7 +81,7 @@ pub enum GuestPort {
     /// It does not.
     None,
     /// It does if its machine can have one, and its command line has none.
-    Wanted,
+    IfPossible,
     /// It does: the incoming VM has one.
     Needed,
 }
@@ -107,14 +107,14 @@ pub fn start_reporting(start: &Start<'_>, launched: &dyn Fn(u32)) -> Result<Mach
     fs::set_permissions(start.dir, fs::Permissions::from_mode(0o700)).map_err(directory)?;
     let wanted = match start.guest_port {
         GuestPort::None => false,
-        GuestPort::Wanted => !line.has_guest_port(),
+        GuestPort::IfPossible => !line.has_guest_port(),
         GuestPort::Needed => true,
     };
     match start_line(start, &line, wanted, launched) {
         // QEMU names the option that it can't serve: its machine has no PCI bus, or
         // no free slot on it.
         Err(StartError::Ended { words })
-            if start.guest_port == GuestPort::Wanted && words.contains(GUEST_ID) =>
+            if start.guest_port == GuestPort::IfPossible && words.contains(GUEST_ID) =>
         {
             let mut machine = start_line(start, &line, false, launched)?;
             machine.notes.push(format!("{NO_GUEST_PORT}: {words}"));

@@ -70,7 +70,7 @@ impl Job {
         MirrorError::Qemu { disk: self.disk.clone(), source }
     }
 
-    pub(super) fn hear(&mut self, event: &str, data: &Value) {
+    pub(super) fn handle(&mut self, event: &str, data: &Value) {
         match event {
             "BLOCK_JOB_ERROR" => {
                 // Many requests fail at once; the first shows which end failed.
@@ -130,7 +130,7 @@ mod tests {
         let mut job = Job::new(0, &Disk::default());
         job.finishing = finishing;
         for (name, data) in events {
-            job.hear(name, data);
+            job.handle(name, data);
         }
         job.state
     }

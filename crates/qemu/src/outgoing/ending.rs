@@ -240,7 +240,7 @@ mod tests {
     use crate::qmp::played::{Played, played};
 
     /// A QEMU whose migration goes through these states, one per query, and stays in the
-    /// last. Counts how often it is told to cancel.
+    /// last. Counts how often it is ordered to cancel.
     fn qemu(states: &'static [&'static str]) -> (Played, Arc<AtomicUsize>) {
         let (asked, cancels) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
         let cancelled = Arc::clone(&cancels);

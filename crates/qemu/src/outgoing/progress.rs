@@ -93,7 +93,7 @@ pub struct Progress {
     pub normal_pages: u64,
     /// Pages that were sent as one byte repeated.
     pub fill_pages: u64,
-    /// How long the VM was stopped, once the migration is over.
+    /// How long the VM was stopped, once the migration has ended.
     pub downtime_ms: Option<u64>,
     /// QEMU's error, if it failed.
     pub error: Option<String>,

@@ -23,7 +23,7 @@ pub enum RunState {
     FinishMigrate,
     /// Stopped: its migration was sent completely.
     PostMigrate,
-    /// The guest powered off, and QEMU was told to stay.
+    /// The guest powered off, and QEMU was ordered to stay.
     Shutdown,
     /// The guest sleeps.
     Suspended,

@@ -167,7 +167,7 @@ pub(super) fn run<R: Read>(mut lines: Lines<R>, shared: &Shared) {
     }
 }
 
-/// Nothing more is read, also after a panic: all that wait for an answer are told.
+/// Nothing more is read, also after a panic: all that wait for an answer get an error.
 struct Closed<'s>(&'s Shared);
 
 impl Drop for Closed<'_> {

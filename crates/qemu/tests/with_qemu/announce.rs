@@ -71,7 +71,7 @@ fn used() -> Vm {
     vm
 }
 
-/// As a reboot does. QEMU once crashed in it: it was told to announce in no rounds, removed the
+/// As a reboot does. QEMU once crashed in it: it was ordered to announce in no rounds, removed the
 /// card's timer when it loaded the VM, and used that.
 #[test]
 fn the_guest_may_reset_its_network_card_after_a_move() {

@@ -34,8 +34,8 @@ fn images_of_a_live_vm_are_challenged_where_they_are() {
         assert!(Path::new(&challenge.image).is_absolute(), "{challenge:?}");
         assert!(matches!(challenge.proof, Proof::Nonce { .. }), "{challenge:?}");
         let sent = serde_json::to_string(challenge).unwrap();
-        let heard: Challenge = serde_json::from_str(&sent).unwrap();
-        assert_eq!(verify(&heard, &[]), Ok(()));
+        let received: Challenge = serde_json::from_str(&sent).unwrap();
+        assert_eq!(verify(&received, &[]), Ok(()));
     }
     let copy = tempfile::tempdir().unwrap();
     let elsewhere = [(vm.dir.path().display().to_string(), copy.path().display().to_string())];

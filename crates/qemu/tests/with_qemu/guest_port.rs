@@ -34,7 +34,7 @@ fn start(arguments: &str, guest_port: GuestPort) -> Vm {
 #[test]
 fn a_vm_gets_a_port_and_so_does_the_one_that_waits_for_it() {
     for arguments in ["-machine q35 -m 32 -S", "-machine pc -m 32 -S -device virtio-serial-pci"] {
-        let vm = start(arguments, GuestPort::Wanted);
+        let vm = start(arguments, GuestPort::IfPossible);
         assert!(vm.guest_port && vm.notes.is_empty());
         let socket = vm.dir.path().join("gst");
         let port = guest_port::find(&vm.qmp, LONG).unwrap();
@@ -49,7 +49,7 @@ fn a_vm_gets_a_port_and_so_does_the_one_that_waits_for_it() {
 
 #[test]
 fn a_port_without_a_helper_or_with_another_client_is_an_error() {
-    let vm = start("-machine q35 -m 32 -S", GuestPort::Wanted);
+    let vm = start("-machine q35 -m 32 -S", GuestPort::IfPossible);
     let error = vm.open_guest_port(LONG).unwrap_err();
     assert!(matches!(error, GuestError::NobodyThere), "{error}");
     let port = guest_port::find(&vm.qmp, LONG).unwrap();
@@ -67,7 +67,7 @@ fn a_port_of_the_owners_is_found_and_none_is_added() {
     let own = "-machine q35 -m 32 -S -device virtio-serial-pci \
                -chardev socket,id=c,path=own,server=on,wait=off \
                -device virtserialport,chardev=c,name=org.droveway.guest.0";
-    let vm = start(own, GuestPort::Wanted);
+    let vm = start(own, GuestPort::IfPossible);
     assert!(!vm.guest_port);
     let port = guest_port::find(&vm.qmp, LONG).unwrap();
     assert_eq!(port.socket.to_str(), Some("own"));
@@ -77,7 +77,7 @@ fn a_port_of_the_owners_is_found_and_none_is_added() {
 
 #[test]
 fn a_machine_that_can_have_no_port_runs_without() {
-    let vm = start("-machine isapc -m 32 -S", GuestPort::Wanted);
+    let vm = start("-machine isapc -m 32 -S", GuestPort::IfPossible);
     assert!(!vm.guest_port);
     assert!(vm.notes[0].contains("No 'PCI' bus"), "{:?}", vm.notes);
     let error = guest_port::find(&vm.qmp, LONG).unwrap_err();
@@ -85,7 +85,7 @@ fn a_machine_that_can_have_no_port_runs_without() {
     assert!(!vm.dir.path().join("gst").exists());
     let error = try_start("-machine isapc -m 32 -S", GuestPort::Needed, true).err().unwrap();
     assert!(error.to_string().contains("No 'PCI' bus"), "{error}");
-    let error = try_start("-machine nosuch", GuestPort::Wanted, false).err().unwrap();
+    let error = try_start("-machine nosuch", GuestPort::IfPossible, false).err().unwrap();
     assert!(error.to_string().contains("machine type"), "{error}");
 }
 

@@ -192,7 +192,7 @@ impl Shared {
             None => {
                 state.progress.requests += 1;
                 state.progress.read_bytes += read_bytes;
-                state.size.heard(read_bytes, request.began, now);
+                state.size.measured(read_bytes, request.began, now);
                 state.failures_in_a_row = 0;
             }
             Some(failure) => {

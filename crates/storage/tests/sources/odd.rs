@@ -64,8 +64,8 @@ pub(crate) fn serve(
 
 fn greet(socket: &mut (impl Read + Write), bytes: u64, sizes: BlockSizes) {
     socket.write_all(&Greeting { flags: 3 }.to_bytes()).unwrap();
-    let mut heard = [0; 4 + OptionHeader::BYTES + 4 + 3 + 2];
-    socket.read_exact(&mut heard).unwrap();
+    let mut received = [0; 4 + OptionHeader::BYTES + 4 + 3 + 2];
+    socket.read_exact(&mut received).unwrap();
     let flags = ExportFlags::HAS_FLAGS | ExportFlags::READ_ONLY;
     let option = OptionCode::GO;
     for info in [Info::Export { bytes, flags }, Info::BlockSizes(sizes)] {

@@ -11,8 +11,8 @@ use crate::reason::Reason;
 
 /// The operations that a destination's driver needs. Every method may block.
 pub trait Effects {
-    /// See [`Action::Say`].
-    fn say(&mut self, said: &Envelope<ToSource>);
+    /// See [`Action::Send`].
+    fn send(&mut self, said: &Envelope<ToSource>);
     /// See [`Action::QemuCont`].
     fn cont(&mut self) -> Event;
     /// See [`Action::QemuSettle`].
@@ -69,7 +69,7 @@ impl<E: Effects> Performs<E> for Machine {
                 effects.noted()?;
                 journal.forget()?;
             }
-            Action::Say(said) => effects.say(&said),
+            Action::Send(said) => effects.send(&said),
             Action::QemuSettle => effects.settle(),
             Action::KeepInDoubt(doubt) => effects.in_doubt(&doubt),
             Action::Done(outcome) => effects.done(outcome),

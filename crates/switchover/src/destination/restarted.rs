@@ -32,7 +32,7 @@ impl Machine {
                 match found {
                     Found::Missing => self.qemu_exited(),
                     Found::Stopped | Found::Runs => {
-                        let loaded = self.say(ToSource::Loaded);
+                        let loaded = self.send(ToSource::Loaded);
                         self.doubting(Doubt::NoVerdict, vec![loaded])
                     }
                 }
@@ -53,16 +53,16 @@ impl Machine {
                 self.state = State::Running;
                 match found {
                     Found::Missing => self.qemu_exited(),
-                    Found::Stopped | Found::Runs => vec![self.say(ToSource::Running)],
+                    Found::Stopped | Found::Runs => vec![self.send(ToSource::Running)],
                 }
             }
             (Noted::Left, _) => {
                 self.state = State::Left;
-                vec![self.say(ToSource::Running)]
+                vec![self.send(ToSource::Running)]
             }
             (Noted::Refused, Found::Missing) => {
                 self.state = State::Refused;
-                vec![self.say_refused()]
+                vec![self.send_refused()]
             }
             (Noted::Refused, _) => {
                 self.state = State::Ending { known: true };
@@ -70,7 +70,7 @@ impl Machine {
             }
             (Noted::Lost, _) => {
                 self.state = State::Lost;
-                vec![self.say_lost()]
+                vec![self.send_lost()]
             }
         }
     }

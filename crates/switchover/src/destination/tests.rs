@@ -8,12 +8,12 @@ fn id() -> MigrationId {
     MigrationId::new("m1").unwrap()
 }
 
-fn heard(message: ToDestination) -> Event {
-    Event::Heard(Envelope { migration: id(), message })
+fn received(message: ToDestination) -> Event {
+    Event::Received(Envelope { migration: id(), message })
 }
 
-fn say(message: ToSource) -> Action {
-    Action::Say(Envelope { migration: id(), message })
+fn send(message: ToSource) -> Action {
+    Action::Send(Envelope { migration: id(), message })
 }
 
 fn reason() -> Reason {
@@ -21,11 +21,11 @@ fn reason() -> Reason {
 }
 
 fn go() -> Event {
-    heard(ToDestination::Go { run: true })
+    received(ToDestination::Go { run: true })
 }
 
 fn aborted() -> Event {
-    heard(ToDestination::Aborted { reason: reason() })
+    received(ToDestination::Aborted { reason: reason() })
 }
 
 fn refused() -> Action {
@@ -53,25 +53,25 @@ fn it_runs_the_vm_on_go_and_not_before() {
     let mut machine = after([]);
     assert_eq!(machine.step(go()), [], "it is not loaded");
     let loads = machine.step(Event::Loaded);
-    assert_eq!(loads, [Action::Journal(Record::Loaded), say(ToSource::Loaded)]);
+    assert_eq!(loads, [Action::Journal(Record::Loaded), send(ToSource::Loaded)]);
     assert_eq!(machine.step(go()), [Action::Journal(starting(false)), Action::QemuCont]);
     let runs = [
         Action::QemuSettle,
         Action::Done(Outcome::Here),
         Action::Journal(Record::Running),
-        say(ToSource::Running),
+        send(ToSource::Running),
     ];
     assert_eq!(machine.step(Event::Runs), runs);
-    assert_eq!(machine.step(go()), [say(ToSource::Running)], "it was not heard");
-    assert_eq!(machine.step(Event::Timeout), [say(ToSource::Running)]);
-    assert_eq!(machine.step(heard(ToDestination::Unknown)), [Action::Forget]);
+    assert_eq!(machine.step(go()), [send(ToSource::Running)], "it was not received");
+    assert_eq!(machine.step(Event::Timeout), [send(ToSource::Running)]);
+    assert_eq!(machine.step(received(ToDestination::Unknown)), [Action::Forget]);
     assert!(machine.is_over());
 }
 
 #[test]
 fn a_vm_that_its_owner_paused_stays_paused() {
-    let actions = after([Event::Loaded]).step(heard(ToDestination::Go { run: false }));
-    assert_eq!(actions[..2], [Action::Journal(Record::Running), say(ToSource::Running)]);
+    let actions = after([Event::Loaded]).step(received(ToDestination::Go { run: false }));
+    assert_eq!(actions[..2], [Action::Journal(Record::Running), send(ToSource::Running)]);
     assert!(!actions.contains(&Action::QemuCont));
 }
 
@@ -79,10 +79,10 @@ fn a_vm_that_its_owner_paused_stays_paused() {
 fn a_loaded_vm_waits_for_the_sources_decision_and_asks() {
     let mut machine = after([Event::Loaded]);
     let asks = machine.step(Event::Timeout);
-    assert_eq!(asks, [say(ToSource::Loaded), Action::KeepInDoubt(Doubt::NoVerdict)]);
-    assert_eq!(machine.step(Event::Timeout), [say(ToSource::Loaded)]);
+    assert_eq!(asks, [send(ToSource::Loaded), Action::KeepInDoubt(Doubt::NoVerdict)]);
+    assert_eq!(machine.step(Event::Timeout), [send(ToSource::Loaded)]);
     let cut_off = Event::ConnectionLost { reason: reason() };
-    assert_eq!(machine.step(cut_off), [say(ToSource::Loaded)]);
+    assert_eq!(machine.step(cut_off), [send(ToSource::Loaded)]);
     assert_eq!(machine.step(Event::GiveUp { reason: reason() }), []);
     assert_eq!(machine.wait(), Some(Wait::Answer));
     assert_eq!(machine.step(aborted()), [refused(), Action::QemuKill]);
@@ -91,7 +91,7 @@ fn a_loaded_vm_waits_for_the_sources_decision_and_asks() {
 #[test]
 fn a_source_that_knows_nothing_never_gave_the_vm_up() {
     let mut machine = after([Event::Loaded]);
-    let actions = machine.step(heard(ToDestination::Unknown));
+    let actions = machine.step(received(ToDestination::Unknown));
     assert_eq!(actions[1], Action::QemuKill);
     let actions = machine.step(Event::QemuExited);
     assert!(matches!(&actions[0], Action::Done(Outcome::NotHere { .. })));
@@ -101,7 +101,7 @@ fn a_source_that_knows_nothing_never_gave_the_vm_up() {
 fn before_it_is_loaded_anything_ends_it_and_nothing_is_kept() {
     let cut_off = Event::ConnectionLost { reason: reason() };
     let give_up = Event::GiveUp { reason: reason() };
-    for event in [cut_off, give_up, Event::Timeout, aborted(), heard(ToDestination::Unknown)] {
+    for event in [cut_off, give_up, Event::Timeout, aborted(), received(ToDestination::Unknown)] {
         let mut machine = after([]);
         assert_eq!(machine.step(event), [Action::QemuKill]);
         let actions = machine.step(Event::QemuExited);
@@ -116,11 +116,11 @@ fn a_vm_that_cannot_run_is_refused_once_its_qemu_has_ended() {
     assert_eq!(refused_by(&mut machine), [refused(), Action::QemuKill]);
     assert_eq!(machine.step(Event::Timeout), [Action::QemuKill], "it did not end");
     let not_here = Action::Done(Outcome::NotHere { reason: reason() });
-    let say_refused = say(ToSource::Refused { reason: reason() });
-    assert_eq!(machine.step(Event::QemuExited), [not_here, say_refused.clone()]);
-    assert_eq!(machine.step(go()), std::slice::from_ref(&say_refused));
-    assert_eq!(machine.step(aborted()), [say_refused]);
-    assert_eq!(machine.step(heard(ToDestination::Unknown)), [Action::Forget]);
+    let send_refused = send(ToSource::Refused { reason: reason() });
+    assert_eq!(machine.step(Event::QemuExited), [not_here, send_refused.clone()]);
+    assert_eq!(machine.step(go()), std::slice::from_ref(&send_refused));
+    assert_eq!(machine.step(aborted()), [send_refused]);
+    assert_eq!(machine.step(received(ToDestination::Unknown)), [Action::Forget]);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_vm_that_may_have_run_is_never_refused() {
 fn a_vm_that_died_here_is_reported_as_lost_until_acknowledged() {
     let mut machine = after([Event::Loaded, go(), Event::Runs]);
     let actions = machine.step(Event::QemuExited);
-    let lost = say(ToSource::Lost { reason: "its QEMU ended".into() });
+    let lost = send(ToSource::Lost { reason: "its QEMU ended".into() });
     assert_eq!(actions[2], lost);
     assert_eq!(machine.step(go()), std::slice::from_ref(&lost));
     assert_eq!(machine.step(Event::Timeout), [lost]);
@@ -150,7 +150,7 @@ fn a_vm_that_its_owner_ended_is_not_lost() {
     let mut machine = after([Event::Loaded, go(), Event::Runs]);
     assert_eq!(machine.step(Event::Left), [Action::Journal(Record::Left)]);
     assert_eq!(machine.step(Event::QemuExited), []);
-    assert_eq!(machine.step(go()), [say(ToSource::Running)]);
+    assert_eq!(machine.step(go()), [send(ToSource::Running)]);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_host_that_cannot_write_its_journal_refuses() {
     assert_eq!(machine.step(Event::QemuExited).len(), 2);
     assert_eq!(machine.step(Event::Timeout)[0], refused(), "it is written down later");
     let mut machine = after([Event::Loaded, go(), Event::Runs]);
-    assert_eq!(machine.step(failed()), [say(ToSource::Running)], "`starting` is on disk");
+    assert_eq!(machine.step(failed()), [send(ToSource::Running)], "`starting` is on disk");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn the_operators_decision_is_enough() {
 fn a_vm_that_was_taken_back_is_not_ended_here() {
     let mut machine = after([Event::Loaded, go(), Event::Runs]);
     let both = Action::KeepInDoubt(Doubt::TakenBack { reason: reason() });
-    assert_eq!(machine.step(aborted()), [say(ToSource::Running), both]);
+    assert_eq!(machine.step(aborted()), [send(ToSource::Running), both]);
     assert!(machine.is_here());
 }
 
@@ -218,7 +218,7 @@ fn a_vm_that_was_taken_back_while_it_could_not_run_is_ended_by_the_operator() {
     let actions = machine.step(Event::QemuExited);
     assert!(matches!(&actions[0], Action::Done(Outcome::NotHere { .. })), "{actions:?}");
     let refused = ToSource::Refused { reason: "the operator decided".into() };
-    assert_eq!(machine.step(aborted()), [say(refused)]);
+    assert_eq!(machine.step(aborted()), [send(refused)]);
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn another_migrations_messages_are_not_for_it() {
     let mut machine = after([Event::Loaded]);
     let migration = MigrationId::new("m2").unwrap();
     let message = ToDestination::Go { run: true };
-    assert_eq!(machine.step(Event::Heard(Envelope { migration, message })), []);
+    assert_eq!(machine.step(Event::Received(Envelope { migration, message })), []);
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_restart_goes_on_where_it_was() {
     let no_verdict = Action::KeepInDoubt(Doubt::NoVerdict);
     assert_eq!(restart(Noted::Opened, Found::Stopped), [Action::QemuKill]);
     assert_eq!(restart(Noted::Opened, Found::Missing).last(), Some(&Action::Forget));
-    assert_eq!(restart(Noted::Loaded, Found::Stopped), [say(ToSource::Loaded), no_verdict]);
+    assert_eq!(restart(Noted::Loaded, Found::Stopped), [send(ToSource::Loaded), no_verdict]);
     let gone = restart(Noted::Loaded, Found::Missing);
     assert!(matches!(gone[1], Action::Journal(Record::Refused { .. })), "it never ran: {gone:?}");
     assert_eq!(restart(Noted::Starting, Found::Stopped), [Action::QemuCont]);
@@ -249,10 +249,10 @@ fn a_restart_goes_on_where_it_was() {
     assert_eq!(runs[2], Action::Journal(Record::Running));
     let gone = restart(Noted::Starting, Found::Missing);
     assert!(matches!(gone[1], Action::Journal(Record::Lost { .. })), "it may have: {gone:?}");
-    assert_eq!(restart(Noted::Running, Found::Runs), [say(ToSource::Running)]);
+    assert_eq!(restart(Noted::Running, Found::Runs), [send(ToSource::Running)]);
     let gone = restart(Noted::Running, Found::Missing);
     assert!(matches!(gone[1], Action::Journal(Record::Lost { .. })), "{gone:?}");
-    assert_eq!(restart(Noted::Left, Found::Missing), [say(ToSource::Running)]);
+    assert_eq!(restart(Noted::Left, Found::Missing), [send(ToSource::Running)]);
     assert_eq!(restart(Noted::Refused, Found::Stopped), [Action::QemuKill]);
     assert_eq!(restart(Noted::Refused, Found::Missing).len(), 1);
     assert_eq!(restart(Noted::Lost, Found::Missing).len(), 1);
@@ -267,8 +267,8 @@ struct Notes {
 }
 
 impl Effects for Notes {
-    fn say(&mut self, said: &Envelope<ToSource>) {
-        self.done.push(format!("say {:?}", said.message));
+    fn send(&mut self, said: &Envelope<ToSource>) {
+        self.done.push(format!("send {:?}", said.message));
     }
 
     fn cont(&mut self) -> Event {
@@ -319,10 +319,10 @@ fn a_driver_receives_a_vm() {
     let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
     let mut effects = Notes::default();
     let mut driver = Driver::new(journals.create(opened()).unwrap());
-    for event in [Event::Loaded, go(), heard(ToDestination::Unknown)] {
+    for event in [Event::Loaded, go(), received(ToDestination::Unknown)] {
         driver.step(event, &mut effects);
     }
-    assert_eq!(effects.done, ["say Loaded", "cont", "settle", "done Here", "say Running"]);
+    assert_eq!(effects.done, ["send Loaded", "cont", "settle", "done Here", "send Running"]);
     assert!(driver.machine().is_over() && journals.contents().unwrap().is_empty());
 }
 
@@ -332,7 +332,7 @@ fn a_journal_stays_until_the_vm_is_noted_elsewhere() {
     let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
     let mut effects = Notes { cannot_note: true, ..Notes::default() };
     let mut driver = Driver::new(journals.create(opened()).unwrap());
-    for event in [Event::Loaded, go(), heard(ToDestination::Unknown), Event::Timeout] {
+    for event in [Event::Loaded, go(), received(ToDestination::Unknown), Event::Timeout] {
         driver.step(event, &mut effects);
     }
     assert_eq!(driver.machine().wait(), Some(Wait::Retry));

@@ -11,8 +11,8 @@ use crate::reason::Reason;
 
 /// The operations that a source's driver needs. Every method may block.
 pub trait Effects {
-    /// See [`Action::Say`].
-    fn say(&mut self, said: &Envelope<ToDestination>);
+    /// See [`Action::Send`].
+    fn send(&mut self, said: &Envelope<ToDestination>);
     /// See [`Action::QemuAwaitCompleted`].
     fn await_completed(&mut self) -> Event;
     /// See [`Action::QemuGoOn`].
@@ -59,7 +59,7 @@ impl<E: Effects> Performs<E> for Machine {
                 let _ = journal.note(&record);
             }
             Action::Forget => journal.forget()?,
-            Action::Say(said) => effects.say(&said),
+            Action::Send(said) => effects.send(&said),
             Action::KeepInDoubt(doubt) => effects.in_doubt(&doubt),
             Action::Done(outcome) => effects.done(outcome),
             Action::QemuAwaitCompleted => return Ok(Some(effects.await_completed())),

@@ -31,7 +31,7 @@ impl Machine {
             (Phase::Opened | Phase::Stopped, _) => self.abort(self.reason.clone()),
             (Phase::Committed, found) => {
                 self.state = State::Committed;
-                let doubt = if found == Found::Runs { Doubt::RunsHere } else { Doubt::Unheard };
+                let doubt = if found == Found::Runs { Doubt::RunsHere } else { Doubt::Unanswered };
                 let go = self.go();
                 self.doubting(doubt, vec![go])
             }
@@ -45,7 +45,7 @@ impl Machine {
                 Found::Missing | Found::Runs,
             ) => {
                 self.state = State::TakenBack;
-                vec![self.say_aborted()]
+                vec![self.send_aborted()]
             }
             (Phase::RunsThereToo, Found::Stopped) => {
                 self.state = State::TakingBack;

@@ -10,16 +10,16 @@ fn id() -> MigrationId {
     MigrationId::new("m1").unwrap()
 }
 
-fn heard(message: ToSource) -> Event {
-    Event::Heard(Envelope { migration: id(), message })
+fn received(message: ToSource) -> Event {
+    Event::Received(Envelope { migration: id(), message })
 }
 
-fn say(message: ToDestination) -> Action {
-    Action::Say(Envelope { migration: id(), message })
+fn send(message: ToDestination) -> Action {
+    Action::Send(Envelope { migration: id(), message })
 }
 
 fn go() -> Action {
-    say(ToDestination::Go { run: true })
+    send(ToDestination::Go { run: true })
 }
 
 fn go_on() -> Action {
@@ -27,7 +27,7 @@ fn go_on() -> Action {
 }
 
 fn forgets(outcome: Outcome) -> Vec<Action> {
-    vec![Action::Done(outcome), Action::Forget, say(ToDestination::Unknown)]
+    vec![Action::Done(outcome), Action::Forget, send(ToDestination::Unknown)]
 }
 
 fn reason() -> Reason {
@@ -48,7 +48,8 @@ fn after(events: impl IntoIterator<Item = Event>) -> Machine {
 }
 
 fn committed() -> Machine {
-    let machine = after([Event::Stopped { run: true }, Event::Completed, heard(ToSource::Loaded)]);
+    let machine =
+        after([Event::Stopped { run: true }, Event::Completed, received(ToSource::Loaded)]);
     assert!(machine.is_committed());
     machine
 }
@@ -58,17 +59,17 @@ fn it_commits_when_it_is_loaded_and_completed_in_either_order() {
     let commits = [Action::Journal(Record::Committed { run: true }), go()];
     let mut machine = after([Event::Stopped { run: true }]);
     assert_eq!(machine.step(Event::Completed), []);
-    assert_eq!(machine.step(heard(ToSource::Loaded)), commits);
+    assert_eq!(machine.step(received(ToSource::Loaded)), commits);
     let mut machine = after([Event::Stopped { run: true }]);
-    assert_eq!(machine.step(heard(ToSource::Loaded)), [Action::QemuAwaitCompleted]);
+    assert_eq!(machine.step(received(ToSource::Loaded)), [Action::QemuAwaitCompleted]);
     assert_eq!(machine.step(Event::Completed), commits);
 }
 
 #[test]
 fn a_vm_that_its_owner_paused_arrives_paused() {
     let events = [Event::Stopped { run: false }, Event::Completed];
-    let actions = after(events).step(heard(ToSource::Loaded));
-    assert_eq!(actions[1], say(ToDestination::Go { run: false }));
+    let actions = after(events).step(received(ToSource::Loaded));
+    assert_eq!(actions[1], send(ToDestination::Go { run: false }));
 }
 
 #[test]
@@ -83,9 +84,9 @@ fn pauses_by_the_owner_are_noted_once() {
     let mut machine = after([Event::Stopped { run: true }]);
     assert_eq!(machine.step(Event::ByOwner { run: false }), noted(false));
     let _ = machine.step(Event::Completed);
-    let commits = machine.step(heard(ToSource::Loaded));
+    let commits = machine.step(received(ToSource::Loaded));
     assert_eq!(commits[0], Action::Journal(Record::Committed { run: false }));
-    assert_eq!(commits[1], say(ToDestination::Go { run: false }));
+    assert_eq!(commits[1], send(ToDestination::Go { run: false }));
     assert_eq!(machine.step(Event::ByOwner { run: true }), [], "it is the destination's");
 }
 
@@ -103,8 +104,8 @@ fn whatever_goes_wrong_before_the_commit_leaves_the_vm_here() {
         Event::ConnectionLost { reason: reason() },
         Event::GiveUp { reason: reason() },
         Event::Timeout,
-        heard(ToSource::Refused { reason: reason() }),
-        heard(ToSource::Unknown),
+        received(ToSource::Refused { reason: reason() }),
+        received(ToSource::Unknown),
     ];
     for failure in failures {
         for stopped in [Vec::new(), vec![Event::Stopped { run: true }]] {
@@ -135,25 +136,25 @@ fn after_the_commit_none_of_it_matters() {
         assert!(machine.is_committed());
     }
     assert_eq!(machine.step(Event::ConnectionLost { reason: reason() }), [go()]);
-    assert_eq!(machine.step(Event::Timeout), [go(), Action::KeepInDoubt(Doubt::Unheard)]);
+    assert_eq!(machine.step(Event::Timeout), [go(), Action::KeepInDoubt(Doubt::Unanswered)]);
     assert_eq!(machine.step(Event::Timeout), [go()], "it asks on, and says so once");
-    assert_eq!(machine.step(heard(ToSource::Loaded)), [go()]);
+    assert_eq!(machine.step(received(ToSource::Loaded)), [go()]);
 }
 
 #[test]
 fn it_quits_on_running_and_removes_its_journal_when_qemu_has_ended() {
     let mut machine = committed();
-    assert_eq!(machine.step(heard(ToSource::Running)), [Action::QemuQuit]);
+    assert_eq!(machine.step(received(ToSource::Running)), [Action::QemuQuit]);
     assert_eq!(machine.step(Event::Timeout), [Action::QemuQuit], "it did not end");
-    assert_eq!(machine.step(Event::QemuExited), forgets(Outcome::Gone));
+    assert_eq!(machine.step(Event::QemuExited), forgets(Outcome::Moved));
     assert!(machine.is_over() && machine.wait().is_none());
-    assert_eq!(machine.step(heard(ToSource::Running)), [say(ToDestination::Unknown)]);
+    assert_eq!(machine.step(received(ToSource::Running)), [send(ToDestination::Unknown)]);
 }
 
 #[test]
 fn a_vm_that_was_refused_goes_on() {
     let mut machine = committed();
-    let actions = machine.step(heard(ToSource::Refused { reason: reason() }));
+    let actions = machine.step(received(ToSource::Refused { reason: reason() }));
     let record = reclaimed(By::Destination, "a lock", false);
     assert_eq!(actions, [Action::Journal(record), go_on()]);
     let doubt = Doubt::CannotGoOn { reason: reason() };
@@ -167,7 +168,7 @@ fn a_vm_that_was_refused_goes_on() {
 fn a_vm_that_died_there_does_not_go_on_here_by_itself() {
     let mut machine = committed();
     let doubt = Doubt::LostThere { reason: reason() };
-    let lost = heard(ToSource::Lost { reason: reason() });
+    let lost = received(ToSource::Lost { reason: reason() });
     assert_eq!(machine.step(lost.clone()), [Action::KeepInDoubt(doubt)]);
     assert_eq!(machine.step(lost), []);
     assert!(machine.takes(Resolution::Here) && machine.takes(Resolution::There));
@@ -182,17 +183,17 @@ fn the_operator_takes_it_back_or_gives_it_away() {
     let actions = machine.step(Event::WentOn);
     assert!(matches!(actions[0], Action::Done(Outcome::Stays { .. })));
     assert_eq!(machine.wait(), Some(Wait::Settled), "the destination may come back");
-    let both = machine.step(heard(ToSource::Running));
+    let both = machine.step(received(ToSource::Running));
     assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsThereToo)]);
-    let _ = machine.step(heard(ToSource::Lost { reason: reason() }));
+    let _ = machine.step(received(ToSource::Lost { reason: reason() }));
     assert!(machine.is_over());
 
     let mut machine = committed();
     let actions = machine.step(Event::Resolve(Resolution::There));
     assert_eq!(actions, [Action::Journal(Record::Dropped), Action::QemuQuit]);
-    assert_eq!(machine.step(Event::QemuExited), [Action::Done(Outcome::Gone), go()]);
+    assert_eq!(machine.step(Event::QemuExited), [Action::Done(Outcome::Moved), go()]);
     assert_eq!(machine.step(Event::Timeout), [go()], "it still has the destination run it");
-    let _ = machine.step(heard(ToSource::Running));
+    let _ = machine.step(received(ToSource::Running));
     assert!(machine.is_over());
 }
 
@@ -203,17 +204,17 @@ fn a_vm_that_runs_at_both_ends_is_ended_here_or_goes_on_here() {
     let at_both = || {
         let (mut machine, actions) = Machine::restart(id(), noted, Found::Runs);
         assert_eq!(actions, [go(), Action::KeepInDoubt(Doubt::RunsHere)]);
-        let both = machine.step(heard(ToSource::Running));
+        let both = machine.step(received(ToSource::Running));
         assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsAtBoth)]);
         assert_eq!(machine.step(Event::Timeout), [go()]);
-        assert_eq!(machine.step(heard(ToSource::Running)), [], "it says so once");
+        assert_eq!(machine.step(received(ToSource::Running)), [], "it says so once");
         machine
     };
     let mut machine = at_both();
     let actions = machine.step(Event::Resolve(Resolution::There));
     assert_eq!(actions, [Action::Journal(Record::Dropped), Action::QemuQuit]);
-    assert_eq!(machine.step(Event::QemuExited), [Action::Done(Outcome::Gone), go()]);
-    let _ = machine.step(heard(ToSource::Running));
+    assert_eq!(machine.step(Event::QemuExited), [Action::Done(Outcome::Moved), go()]);
+    let _ = machine.step(received(ToSource::Running));
     assert!(machine.is_over());
 
     // The operator stops it at the destination, which continues saying that it has the VM.
@@ -221,7 +222,7 @@ fn a_vm_that_runs_at_both_ends_is_ended_here_or_goes_on_here() {
     let actions = machine.step(Event::Resolve(Resolution::Here));
     assert_eq!(actions[1], go_on());
     let _ = machine.step(Event::WentOn);
-    let both = machine.step(heard(ToSource::Running));
+    let both = machine.step(received(ToSource::Running));
     assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsThereToo)]);
     let _ = machine.step(Event::Resolve(Resolution::Here));
     assert!(machine.is_over());
@@ -239,9 +240,9 @@ fn a_vm_that_was_taken_back_and_runs_there_is_not_tried_until_the_operator_decid
         assert!(!machine.takes(Resolution::Here) && !machine.takes(Resolution::There));
         assert_eq!(machine.step(Event::Timeout), [go_on()]);
         let _ = machine.step(Event::CannotGoOn { reason: reason() });
-        let both = machine.step(heard(ToSource::Running));
+        let both = machine.step(received(ToSource::Running));
         assert_eq!(both, [noted(true), Action::KeepInDoubt(Doubt::RunsThereToo)]);
-        assert_eq!(machine.step(heard(ToSource::Running)), [], "it says so once");
+        assert_eq!(machine.step(received(ToSource::Running)), [], "it says so once");
         assert_eq!(machine.step(Event::Timeout), [], "the disks may change meanwhile");
         assert_eq!(machine.doubt(), Some(&Doubt::RunsThereToo));
         assert!(machine.takes(Resolution::Here) && machine.takes(Resolution::There));
@@ -251,8 +252,8 @@ fn a_vm_that_was_taken_back_and_runs_there_is_not_tried_until_the_operator_decid
     let actions = machine.step(Event::Resolve(Resolution::There));
     assert_eq!(actions, [Action::Journal(Record::Dropped), Action::QemuQuit]);
     assert_eq!(machine.step(Event::Timeout), [Action::QemuQuit], "it did not end");
-    assert_eq!(machine.step(Event::QemuExited), [Action::Done(Outcome::Gone), go()]);
-    let _ = machine.step(heard(ToSource::Running));
+    assert_eq!(machine.step(Event::QemuExited), [Action::Done(Outcome::Moved), go()]);
+    let _ = machine.step(received(ToSource::Running));
     assert!(machine.is_over());
 
     // The record can't be written: the destination's next word ends the copy here.
@@ -261,7 +262,7 @@ fn a_vm_that_was_taken_back_and_runs_there_is_not_tried_until_the_operator_decid
     let doubt = Action::KeepInDoubt(Doubt::CannotNote { reason: reason() });
     assert_eq!(machine.step(Event::JournalFailed { reason: reason() }), [doubt]);
     assert_eq!(machine.step(Event::Timeout), [go()]);
-    assert_eq!(machine.step(heard(ToSource::Running)), [Action::QemuQuit]);
+    assert_eq!(machine.step(received(ToSource::Running)), [Action::QemuQuit]);
 
     // The operator has ended the other one.
     let mut machine = taking_back();
@@ -300,11 +301,11 @@ fn a_vm_whose_qemu_does_not_end_the_migration_is_not_called_stopped() {
 fn two_copies_are_no_longer_in_doubt_when_the_one_here_has_ended() {
     let noted = Noted { phase: Phase::Reclaimed(By::Operator), run: true };
     let (mut machine, _) = Machine::restart(id(), noted, Found::Runs);
-    let both = machine.step(heard(ToSource::Running));
+    let both = machine.step(received(ToSource::Running));
     assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsThereToo)]);
     assert_eq!(machine.step(Event::QemuExited), []);
-    let actions = machine.step(heard(ToSource::Running));
-    assert_eq!(actions, [Action::Forget, say(ToDestination::Unknown)]);
+    let actions = machine.step(received(ToSource::Running));
+    assert_eq!(actions, [Action::Forget, send(ToDestination::Unknown)]);
     assert!(machine.is_over() && machine.doubt().is_none());
 }
 
@@ -320,15 +321,15 @@ fn a_vm_that_was_taken_back_is_settled_when_the_operator_says_so_again() {
     assert!(machine.takes(Resolution::Here) && !machine.takes(Resolution::There));
     assert_eq!(machine.step(Event::Resolve(Resolution::There)), []);
     let mut in_conflict = machine.clone();
-    let settles = [Action::Forget, say(ToDestination::Unknown)];
+    let settles = [Action::Forget, send(ToDestination::Unknown)];
     assert_eq!(machine.step(here()), settles);
     assert!(machine.is_over() && machine.wait().is_none());
     // It comes back anyway.
-    assert_eq!(machine.step(heard(ToSource::Loaded)), [say(ToDestination::Unknown)]);
+    assert_eq!(machine.step(received(ToSource::Loaded)), [send(ToDestination::Unknown)]);
     assert_eq!(machine.step(here()), []);
 
     // The copy there was ended by its owner, which the destination does not report.
-    let _ = in_conflict.step(heard(ToSource::Running));
+    let _ = in_conflict.step(received(ToSource::Running));
     assert_eq!(in_conflict.doubt(), Some(&Doubt::RunsThereToo));
     assert_eq!(in_conflict.step(here()), settles);
     assert!(in_conflict.doubt().is_none());
@@ -354,7 +355,7 @@ fn a_commit_that_is_not_written_is_aborted() {
     let mut machine = committed();
     let actions = machine.step(Event::JournalFailed { reason: reason() });
     let aborted = Action::Journal(Record::Aborted { reason: reason() });
-    let said = say(ToDestination::Aborted { reason: reason() });
+    let said = send(ToDestination::Aborted { reason: reason() });
     assert_eq!(actions, [aborted, go_on(), said.clone()]);
     // If that fails too, `committed` may be on disk, so the VM must not continue yet.
     let doubt = Action::KeepInDoubt(Doubt::CannotNote { reason: reason() });
@@ -362,7 +363,7 @@ fn a_commit_that_is_not_written_is_aborted() {
     assert_eq!(machine.step(Event::Timeout).len(), 3, "it tries again");
     let _ = machine.step(Event::JournalFailed { reason: reason() });
     // The VM can't run there any more, whatever is on disk.
-    assert_eq!(machine.step(heard(ToSource::Refused { reason: reason() })), [go_on()]);
+    assert_eq!(machine.step(received(ToSource::Refused { reason: reason() })), [go_on()]);
 }
 
 #[test]
@@ -384,8 +385,8 @@ fn a_late_journal_failure_does_not_undo_the_commit() {
 #[test]
 fn a_qemu_that_ends_after_completion_does_not_stop_the_switchover() {
     let mut machine = after([Event::Stopped { run: true }, Event::Completed, Event::QemuExited]);
-    assert_eq!(machine.step(heard(ToSource::Loaded))[1], go());
-    assert_eq!(machine.step(heard(ToSource::Running)), forgets(Outcome::Gone));
+    assert_eq!(machine.step(received(ToSource::Loaded))[1], go());
+    assert_eq!(machine.step(received(ToSource::Running)), forgets(Outcome::Moved));
     let mut machine = after([Event::Stopped { run: true }]);
     let lost = Outcome::Lost { reason: "its QEMU ended".into() };
     assert_eq!(machine.step(Event::QemuExited), forgets(lost));
@@ -397,7 +398,7 @@ fn another_migrations_messages_are_not_for_it() {
     for message in [ToSource::Loaded, ToSource::Running, ToSource::Unknown] {
         let mut machine = committed();
         let said = Envelope { migration: other.clone(), message };
-        assert_eq!(machine.step(Event::Heard(said)), []);
+        assert_eq!(machine.step(Event::Received(said)), []);
         assert!(machine.is_committed());
     }
 }
@@ -410,9 +411,9 @@ fn a_restart_goes_on_where_it_was() {
     let restart = |phase, found| Machine::restart(id(), Noted { phase, run: true }, found).1;
     assert!(aborts(&restart(Phase::Opened, Found::Runs)));
     assert!(aborts(&restart(Phase::Stopped, Found::Stopped)));
-    let unheard = Action::KeepInDoubt(Doubt::Unheard);
-    assert_eq!(restart(Phase::Committed, Found::Stopped), [go(), unheard.clone()]);
-    assert_eq!(restart(Phase::Committed, Found::Missing), [go(), unheard]);
+    let unanswered = Action::KeepInDoubt(Doubt::Unanswered);
+    assert_eq!(restart(Phase::Committed, Found::Stopped), [go(), unanswered.clone()]);
+    assert_eq!(restart(Phase::Committed, Found::Missing), [go(), unanswered]);
     let runs = Action::KeepInDoubt(Doubt::RunsHere);
     assert_eq!(restart(Phase::Committed, Found::Runs), [go(), runs]);
     assert_eq!(restart(Phase::Aborted, Found::Stopped), [go_on()]);
@@ -420,7 +421,7 @@ fn a_restart_goes_on_where_it_was() {
     assert_eq!(restart(Phase::Reclaimed(By::Operator), Found::Stopped), [go_on()]);
     let both = Action::KeepInDoubt(Doubt::RunsThereToo);
     assert_eq!(restart(Phase::RunsThereToo, Found::Stopped), [both]);
-    let said = say(ToDestination::Aborted { reason: "the agent was restarted".into() });
+    let said = send(ToDestination::Aborted { reason: "the agent was restarted".into() });
     assert_eq!(restart(Phase::RunsThereToo, Found::Runs), [said]);
     let lost =
         || Outcome::Lost { reason: "its QEMU had exited when the agent was restarted".into() };
@@ -436,8 +437,8 @@ struct Notes {
 }
 
 impl Effects for Notes {
-    fn say(&mut self, said: &Envelope<ToDestination>) {
-        self.done.push(format!("say {:?}", said.message));
+    fn send(&mut self, said: &Envelope<ToDestination>) {
+        self.done.push(format!("send {:?}", said.message));
     }
 
     fn await_completed(&mut self) -> Event {
@@ -491,11 +492,11 @@ fn a_driver_performs_a_whole_switchover() {
     let mut effects = Notes::default();
     let mut driver = Driver::new(journals.create(opened()).unwrap());
     driver.step(Event::Stopped { run: true }, &mut effects);
-    driver.step(heard(ToSource::Loaded), &mut effects);
-    assert_eq!(effects.done, ["await", "say Go { run: true }"]);
+    driver.step(received(ToSource::Loaded), &mut effects);
+    assert_eq!(effects.done, ["await", "send Go { run: true }"]);
     assert_eq!(kept(dir.path()).unwrap().noted().phase, Phase::Committed);
-    driver.step(heard(ToSource::Running), &mut effects);
-    assert_eq!(effects.done[2..], ["quit", "done Gone", "say Unknown"]);
+    driver.step(received(ToSource::Running), &mut effects);
+    assert_eq!(effects.done[2..], ["quit", "done Moved", "send Unknown"]);
     assert!(driver.machine().is_over() && kept(dir.path()).is_none());
 }
 
@@ -505,13 +506,13 @@ fn a_driver_restarts_from_its_journal() {
     let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
     let mut driver = Driver::new(journals.create(opened()).unwrap());
     driver.step(Event::Completed, &mut Notes::default());
-    driver.step(heard(ToSource::Loaded), &mut Notes::default());
+    driver.step(received(ToSource::Loaded), &mut Notes::default());
     drop(driver);
     let mut effects = Notes::default();
     let kept = kept(dir.path()).unwrap();
     let mut driver = Driver::restart(kept, Found::Stopped, &mut effects);
-    assert_eq!(effects.done, ["say Go { run: true }", "doubt Unheard"]);
-    driver.step(heard(ToSource::Refused { reason: reason() }), &mut effects);
+    assert_eq!(effects.done, ["send Go { run: true }", "doubt Unanswered"]);
+    driver.step(received(ToSource::Refused { reason: reason() }), &mut effects);
     assert_eq!(effects.done[2], "go on true");
     assert!(driver.machine().is_over());
 }
@@ -530,7 +531,7 @@ fn a_vm_that_its_owner_paused_stays_paused_after_a_restart() {
     assert!(driver.machine().is_over());
 }
 
-/// The agent that heard it has ended since.
+/// The agent that received it has ended since.
 #[test]
 fn a_vm_that_runs_there_is_not_tried_after_a_restart_before_the_operator_decides_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -564,9 +565,9 @@ fn a_driver_sends_nothing_that_it_could_not_write() {
     while journal.append(&Record::Dropped).is_ok() {}
     let mut driver = Driver::new(journal);
     driver.step(Event::Completed, &mut effects);
-    driver.step(heard(ToSource::Loaded), &mut effects);
-    let said_go = effects.done.iter().any(|done| done.starts_with("say Go"));
-    assert!(!said_go && !driver.machine().is_committed(), "{:?}", effects.done);
+    driver.step(received(ToSource::Loaded), &mut effects);
+    let sent_go = effects.done.iter().any(|done| done.starts_with("send Go"));
+    assert!(!sent_go && !driver.machine().is_committed(), "{:?}", effects.done);
     let went_on = effects.done.iter().any(|done| done.starts_with("go on"));
     assert!(!went_on && driver.machine().doubt().is_some(), "{:?}", effects.done);
 }

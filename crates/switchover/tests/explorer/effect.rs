@@ -142,18 +142,18 @@ impl World {
         match (said.to(), &self.source, &self.destination) {
             (Side::Source, Agent::Stranger, _) => {
                 if let Some(answer) = said.to_source().answer_without_journal() {
-                    self.say(Said::by_source(&answer.message));
+                    self.send(Said::by_source(&answer.message));
                 }
             }
             (Side::Destination, _, Agent::Stranger) => {
                 if let Some(answer) = said.to_destination(self.run).answer_without_journal() {
-                    self.say(Said::by_destination(&answer.message));
+                    self.send(Said::by_destination(&answer.message));
                 }
             }
-            (Side::Source, ..) => self.tell_source(source::Event::Heard(said.to_source())),
+            (Side::Source, ..) => self.tell_source(source::Event::Received(said.to_source())),
             (Side::Destination, ..) => {
                 let said = said.to_destination(self.run);
-                self.tell_destination(destination::Event::Heard(said));
+                self.tell_destination(destination::Event::Received(said));
             }
         }
     }
@@ -221,8 +221,8 @@ impl World {
                 self.source_disk = None;
                 None
             }
-            Action::Say(said) => {
-                self.say(Said::by_source(&said.message));
+            Action::Send(said) => {
+                self.send(Said::by_source(&said.message));
                 None
             }
             Action::QemuAwaitCompleted => Some(match self.source_qemu {
@@ -297,8 +297,8 @@ impl World {
                 self.destination_disk = None;
                 None
             }
-            Action::Say(said) => {
-                self.say(Said::by_destination(&said.message));
+            Action::Send(said) => {
+                self.send(Said::by_destination(&said.message));
                 None
             }
             Action::QemuCont if self.destination_qemu == DestinationQemu::Dead => {

@@ -17,7 +17,7 @@ pub(crate) enum Mutation {
     QuitAfterGo,
     /// After a failed commit the VM continues before `aborted` is on disk.
     AbortUnwritten,
-    /// The VM continues only once the destination was told.
+    /// The VM continues only once the destination was notified.
     SayBeforeGoOn,
     /// The source treats a destination that knows nothing like one that refused.
     UnknownMeansRefused,
@@ -36,7 +36,7 @@ pub(crate) enum Mutation {
     /// The destination says `refused` while it may still run the VM.
     RefusedBeforeKill,
     /// The destination removes its journal as soon as it has said `running`.
-    ForgetUnheard,
+    ForgetUnanswered,
 }
 
 impl Mutation {
@@ -56,7 +56,7 @@ impl Mutation {
         Self::ContThoughTakenBack,
         Self::KillOnTimeout,
         Self::RefusedBeforeKill,
-        Self::ForgetUnheard,
+        Self::ForgetUnanswered,
     ];
 
     /// A step of the source.
@@ -71,7 +71,7 @@ impl Mutation {
         let committed = machine.is_committed();
         let there =
             machine.doubt() == Some(&Doubt::RunsThereToo) && machine.takes(Resolution::There);
-        if let Event::Heard(said) = &mut event {
+        if let Event::Received(said) = &mut event {
             match (self, &said.message) {
                 (Self::UnknownMeansRefused, ToSource::Unknown)
                 | (Self::LostMeansRefused, ToSource::Lost { .. }) => {
@@ -110,7 +110,7 @@ impl Mutation {
         let waits = machine.takes(Resolution::Here) && !machine.is_here();
         let taken_back = matches!(machine.doubt(), Some(Doubt::TakenBackMeanwhile { .. }));
         if self == Self::KillOnTimeout && late && waits {
-            event = Event::Heard(Envelope {
+            event = Event::Received(Envelope {
                 migration: crate::world::id(),
                 message: ToDestination::Aborted { reason: "mistaken".into() },
             });
@@ -126,9 +126,11 @@ impl Mutation {
             }
             (Self::RefusedBeforeKill, [Action::Journal(Record::Refused { .. }), _]) => {
                 let message = ToSource::Refused { reason: "mistaken".into() };
-                actions[0] = Action::Say(Envelope { migration: crate::world::id(), message });
+                actions[0] = Action::Send(Envelope { migration: crate::world::id(), message });
             }
-            (Self::ForgetUnheard, [.., Action::Say(said)]) if said.message == ToSource::Running => {
+            (Self::ForgetUnanswered, [.., Action::Send(said)])
+                if said.message == ToSource::Running =>
+            {
                 actions.push(Action::Forget);
             }
             _ => {}

@@ -96,8 +96,8 @@ impl World {
             }
             return;
         }
-        let heard = Said::ALL.into_iter().filter(|said| said.to() == side);
-        let heard = heard.filter(|said| self.said & said.bit() != 0).map(Step::Hears);
+        let received = Said::ALL.into_iter().filter(|said| said.to() == side);
+        let received = received.filter(|said| self.said & said.bit() != 0).map(Step::Hears);
         if self.is_busy(side) {
             steps.push(Step::Does(side));
             if self.faults_left > 0 {
@@ -106,10 +106,10 @@ impl World {
         } else if self.idle_machine(side) {
             steps.extend([Step::Late(side), Step::CutOff(side), Step::GivesUp(side)]);
             steps.push(Step::Notices(side));
-            steps.extend(heard);
+            steps.extend(received);
             self.decisions(side, steps);
         } else {
-            steps.extend(heard);
+            steps.extend(received);
             return;
         }
         if self.faults_left > 0 {

@@ -26,7 +26,7 @@ pub(crate) enum SourceQemu {
     Finishing,
     /// `completed` and `postmigrate`.
     Completed,
-    /// The VM runs, and QEMU's migration is over.
+    /// The VM runs, and QEMU's migration has ended.
     WentOn,
     Dead,
 }
@@ -50,7 +50,7 @@ impl SourceQemu {
 pub(crate) enum DestinationQemu {
     Waiting,
     Loaded,
-    /// The VM runs; or it is paused, and its owner was told that it is here.
+    /// The VM runs; or it is paused, and its owner was notified that it is here.
     Runs,
     Dead,
 }
@@ -210,7 +210,7 @@ impl World {
         hasher.finish()
     }
 
-    pub(crate) fn say(&mut self, said: Said) {
+    pub(crate) fn send(&mut self, said: Said) {
         self.said |= said.bit();
         if let Some(mail) = &mut self.mail {
             mail.push_back(said);
@@ -308,7 +308,7 @@ impl World {
     /// destination likes.
     fn waits_for_reader(&self) -> bool {
         let Agent::Up { doing, .. } = &self.source else { return false };
-        let says = doing.iter().position(|action| matches!(action, source::Action::Say(_)));
+        let says = doing.iter().position(|action| matches!(action, source::Action::Send(_)));
         let goes_on =
             doing.iter().position(|action| matches!(action, source::Action::QemuGoOn { .. }));
         matches!((says, goes_on), (Some(says), Some(goes_on)) if says < goes_on)

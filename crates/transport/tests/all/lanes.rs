@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 
-use identity::{Authority, Identity, Security, Subject, Wanted};
+use identity::{Authority, CertificateRequest, Identity, Security, Subject};
 use page::{BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, Placement, Placer};
@@ -42,8 +42,9 @@ fn certified() -> [Security; 2] {
     let authority = Authority::open(&ca).unwrap();
     ["source", "destination"].map(|name| {
         let subject = Subject::host(name).unwrap();
-        let wanted = Wanted { out: dir.path().join(name), subject, days: 1, replace: false };
-        let files = authority.issue(&wanted).unwrap().files;
+        let request =
+            CertificateRequest { out: dir.path().join(name), subject, days: 1, replace: false };
+        let files = authority.issue(&request).unwrap().files;
         Security::Tls(Arc::new(Identity::load(name, &files).unwrap()))
     })
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
-use identity::{Authority, Files, Identity, Security, Subject, Wanted};
+use identity::{Authority, CertificateRequest, Files, Identity, Security, Subject};
 use transport::{Endpoint, connect};
 use wire::Kind;
 
@@ -17,13 +17,13 @@ fn issue(dir: &Path, host: &str) -> Files {
     if !ca.exists() {
         Authority::create(&ca, 1).unwrap();
     }
-    let wanted = Wanted {
+    let request = CertificateRequest {
         subject: Subject::host(host).unwrap(),
         days: 1,
         out: dir.join(host),
         replace: false,
     };
-    Authority::open(&ca).unwrap().issue(&wanted).unwrap().files
+    Authority::open(&ca).unwrap().issue(&request).unwrap().files
 }
 
 fn load(host: &str, files: &Files) -> Security {

@@ -101,7 +101,7 @@ pub struct SharingOrder {
     /// Share only if there is content to share.
     #[serde(default)]
     pub if_any: bool,
-    /// If there is nothing yet, the source may be told to start later.
+    /// If there is nothing yet, the source may be ordered to start later.
     #[serde(default)]
     pub may_sleep: bool,
 }

@@ -9,8 +9,10 @@ fn messages_round_trip() {
     Frame::write_non_ram(false, &[5; 1_500_000], &mut bytes).unwrap();
     let mut rest = bytes.as_slice();
     let Some(Frame::Message(json)) = read_frame(&mut rest).unwrap() else { panic!() };
-    let heard: ToDestination = read_message(&json).unwrap();
-    let ToDestination::Complete { residue_bytes: 77, audit } = heard else { panic!("{heard:?}") };
+    let received: ToDestination = read_message(&json).unwrap();
+    let ToDestination::Complete { residue_bytes: 77, audit } = received else {
+        panic!("{received:?}")
+    };
     assert_eq!(audit, [u64::MAX, 0]);
     let mut tail = 0;
     while let Some(frame) = read_frame(&mut rest).unwrap() {
@@ -58,22 +60,22 @@ fn a_vms_shape_keeps_its_form_on_the_wire() {
     let said = format!(
         r#"{{"say":"prepare","migration":"1","switchover":"7f3a","agent_port":7800,"from":"a","vm":"web1","argv":["qemu"],"cwd":"/","overrides":[],"qemu":"10.0.2","shape":{shape},"disks":{disks},"shared_disks":false,"moving":{moving},"allowed":{{"create":true,"overwrite":false}},"incoming_qmp":null"#
     );
-    let heard = read_message::<ToDestination>(format!("{said}}}").as_bytes()).unwrap();
-    let ToDestination::Prepare(order) = &heard else { panic!("{heard:?}") };
+    let received = read_message::<ToDestination>(format!("{said}}}").as_bytes()).unwrap();
+    let ToDestination::Prepare(order) = &received else { panic!("{received:?}") };
     assert!(order.shape.read().is_ok() && order.disks.read().is_ok(), "{order:?}");
     assert!(order.moving.read().is_ok() && order.allowed.read().is_ok(), "{order:?}");
-    let again = serde_json::to_string(&heard).unwrap();
+    let again = serde_json::to_string(&received).unwrap();
     assert!(again.starts_with(&said), "{again}");
 }
 
 #[test]
 fn an_unknown_form_of_a_part_affects_that_part_alone() {
     let said = r#"{"say":"prepare","migration":"1","switchover":"7f3a","agent_port":7800,"from":"a","vm":"web1","argv":["qemu"],"cwd":"/","overrides":[],"qemu":"10.0.2","shape":{"machine":[]},"disks":7,"shared_disks":false,"moving":[],"allowed":{"create":true,"overwrite":true,"more":1},"incoming_qmp":null}"#;
-    let heard = read_message::<ToDestination>(said.as_bytes()).unwrap();
-    let ToDestination::Prepare(order) = heard else { panic!("{heard:?}") };
+    let received = read_message::<ToDestination>(said.as_bytes()).unwrap();
+    let ToDestination::Prepare(order) = received else { panic!("{received:?}") };
     assert!(order.shape.read().is_err() && order.disks.read().is_err());
     assert!(order.moving.read().unwrap().is_empty() && order.allowed.read().unwrap().overwrite);
     let examine = r#"{"say":"examine","question":{"ask":"facts","programs":"all"}}"#;
-    let heard = read_message::<ToDestination>(examine.as_bytes()).unwrap();
-    assert!(matches!(heard, ToDestination::Examine { question: Part::Odd(_) }), "{heard:?}");
+    let received = read_message::<ToDestination>(examine.as_bytes()).unwrap();
+    assert!(matches!(received, ToDestination::Examine { question: Part::Odd(_) }), "{received:?}");
 }

@@ -30,7 +30,7 @@ pub enum Action {
     CloseXl,
     /// Send the message. It may be lost.
     Send(Request),
-    /// The handshake is over.
+    /// The handshake has ended.
     Done(Outcome),
 }
 

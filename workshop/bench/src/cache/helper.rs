@@ -103,7 +103,7 @@ impl Asked {
         let files = Files::make(layout)?;
         let hosts = Hosts::new(Link::unshaped())?;
         let storage = Storage::join(&hosts)?;
-        storage.serve(&files.image())?;
+        storage.serve(&files.image(), None)?;
         let orders = Orders {
             seed: layout.seed,
             cache: layout.kind,

@@ -30,7 +30,7 @@ const BEFORE: Duration = Duration::from_secs(3);
 /// its files again.
 const AFTER: Duration = Duration::from_secs(1);
 const AFTER_LONG: Duration = Duration::from_secs(12);
-/// Longest time until a moved guest is heard again.
+/// Longest time until a moved guest reports again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 /// Pages that the guest read and wrote are reported within this time.
 const COUNTED: Duration = Duration::from_millis(300);
@@ -52,12 +52,12 @@ pub(super) fn run(
 ) -> Result<Run> {
     let hosts = Hosts::new(links.network())?;
     let storage = Storage::join(&hosts)?;
-    storage.serve(&files.image())?;
+    storage.serve(&files.image(), links.requests_per_s())?;
     let mut spec = scenario.guest();
     spec.initrd = Some(setup::helper_initrd(kit)?);
     spec.extra.extend(Storage::arguments());
     let (downtime_goal, timeout) = (scenario.goal(), scenario.timeout());
-    let ground = Ground { kit, hosts: &hosts, disk: None, downtime_goal, timeout };
+    let ground = Ground { kit, hosts: &hosts, disk: None, downtime_goal, timeout, from: None };
     let guest = contestant.contender.start(&ground, &spec)?;
     storage.shape(links.san_mbit())?;
     thread::sleep(SETTLE);

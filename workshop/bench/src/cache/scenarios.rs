@@ -27,6 +27,8 @@ const TICK_MS: u64 = 10;
 const SHARED: &str = "--shared-disks";
 /// Shares of the restorable pages that come from storage, in percent.
 const SHARES: [&str; 6] = ["0", "20", "40", "60", "80", "100"];
+/// What a disk that seeks serves per second.
+const SEEKS_PER_S: u32 = 200;
 /// Rate of the usual links.
 pub const MBIT: u32 = 500;
 
@@ -42,6 +44,8 @@ pub enum San {
     Double,
     /// As the network, and a tenth of it once half of the guest's memory has crossed either
     Slows,
+    /// As the network, with a disk that seeks for each request
+    Seeks,
 }
 
 /// The links of a contest.
@@ -67,9 +71,15 @@ impl Links {
     pub fn san_mbit(self) -> u32 {
         match self.san {
             San::Quarter => self.mbit / 4,
-            San::Same | San::Slows => self.mbit,
+            San::Same | San::Slows | San::Seeks => self.mbit,
             San::Double => self.mbit * 2,
         }
+    }
+
+    /// Requests that the storage host's disk serves per second, if they are limited.
+    #[must_use]
+    pub fn requests_per_s(self) -> Option<u32> {
+        (self.san == San::Seeks).then_some(SEEKS_PER_S)
     }
 
     /// Rate of the link to the storage host after it has slowed.
@@ -82,6 +92,9 @@ impl Links {
 impl fmt::Display for Links {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "network {} Mbit/s, storage {} Mbit/s", self.mbit, self.san_mbit())?;
+        if let Some(requests) = self.requests_per_s() {
+            write!(f, ", {requests} requests/s")?;
+        }
         match self.slowed_mbit() {
             Some(mbit) => write!(f, ", {mbit} from half-way on"),
             None => Ok(()),
@@ -220,6 +233,7 @@ impl CacheScenario {
             "mbit_per_s_each": links.mbit,
             "storage_mbit_per_s": links.san_mbit(),
             "storage_slowed_mbit_per_s": links.slowed_mbit(),
+            "storage_requests_per_s": links.requests_per_s(),
             "congestion_control": congestion_control,
             "downtime_goal_ms": u64::try_from(self.goal().as_millis()).unwrap_or(u64::MAX),
         })
@@ -286,6 +300,9 @@ mod tests {
             "network 500 Mbit/s, storage 500 Mbit/s, 50 from half-way on"
         );
         assert_eq!(Links { mbit: 500, san: San::Double }.san_mbit(), 1000);
+        assert_eq!(label(500, San::Seeks), "cache-web-seeks");
+        let seeks = Links { mbit: 500, san: San::Seeks }.to_string();
+        assert_eq!(seeks, "network 500 Mbit/s, storage 500 Mbit/s, 200 requests/s");
     }
 
     #[test]

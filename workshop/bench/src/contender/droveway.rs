@@ -1,6 +1,6 @@
 //! Droveway: an agent on each host, and its command.
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use api::{Outcome, Outlook, Prediction, Report};
@@ -9,12 +9,16 @@ use super::{Contender, Ground, Moved};
 use lab::agent::{Agent, peer_name};
 use lab::certificates::Certificates;
 use lab::error::{LabError, Result, SystemContext};
+use lab::field;
 use lab::guest::{Guest, GuestSpec};
-use lab::hosts::{Host, Hosts, Link};
+use lab::hosts::{Host, Hosts, Link, RUN_DIR};
 use lab::program;
 
 /// If it is set, each move is predicted before, where the links have a rate.
 const PREDICT_VARIABLE: &str = "LAB_PREDICT";
+/// Time for two scans of the largest guest. They run only when no other program needs the CPU.
+const SCANNED_MAX: Duration = Duration::from_secs(300);
+const SCANNED_EVERY: Duration = Duration::from_millis(500);
 
 /// Options for Droveway.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +31,8 @@ pub struct Options {
     pub nic_speeds: bool,
     /// Whether its agents use TLS.
     pub tls: bool,
+    /// Whether the VM rests until the source's agent has scanned all of it.
+    pub rests: bool,
 }
 
 /// Arguments that give an agent the speeds of its NICs.
@@ -50,6 +56,8 @@ pub struct Droveway {
     options: Options,
     spec: Option<GuestSpec>,
     agents: Vec<Agent>,
+    /// A QEMU that it adopted.
+    adopted: Option<Child>,
     /// The last migration's report.
     pub report: Option<Report>,
 }
@@ -58,11 +66,26 @@ impl Droveway {
     /// A contender with these options.
     #[must_use]
     pub fn new(options: Options) -> Self {
-        Self { options, spec: None, agents: Vec::new(), report: None }
+        Self { options, spec: None, agents: Vec::new(), adopted: None, report: None }
     }
 
     fn failed(&self, reason: impl Into<String>) -> LabError {
         LabError::Migration { contender: self.name(), reason: reason.into() }
+    }
+
+    /// Starts a guest from a snapshot, as its owner would, and has the agent adopt it.
+    fn adopt(&mut self, ground: &Ground<'_>, spec: &GuestSpec, from: &str) -> Result<Guest> {
+        let host = &ground.hosts.a;
+        let socket = format!("{RUN_DIR}/{}.own", spec.name);
+        let argv = spec.argv(ground.kit, &ground.kit.qemu);
+        let mut command = host.command(&argv[0]);
+        command.args(&argv[1..]).args(["-qmp", &format!("unix:{socket},server=on,wait=off")]);
+        command.args(["-incoming", from]).stdin(Stdio::null());
+        self.adopted = Some(command.spawn().doing("start QEMU")?);
+        let guest = ground.meet(spec, || field::monitor(host, &spec.name))?;
+        let attach = ["attach", &spec.name, "--qmp", &socket];
+        program::output(&mut self.agents[0].command(host, &attach))?;
+        Ok(guest)
     }
 
     /// What `droveway predict` expects of the move, if that is requested.
@@ -98,17 +121,27 @@ impl Contender for Droveway {
     fn start(&mut self, ground: &Ground<'_>, spec: &GuestSpec) -> Result<Guest> {
         let hosts = ground.hosts;
         let tls = if self.options.tls { certify(hosts)?.to_vec() } else { Vec::new() };
+        // The command line of an adopted QEMU has lost what the kit's wrapper sets.
+        let environment = ground.from.and_then(|_| ground.kit.own_qemu().environment());
+        let by: Vec<&str> = environment.iter().flat_map(|set| ["env", set.as_str()]).collect();
         for host in [&hosts.a, &hosts.b] {
             let speed = hosts.link.mbit_per_s.filter(|_| self.options.nic_speeds);
             let speeds = nic_speeds(host, speed);
             let more: Vec<&str> = tls.iter().chain(&speeds).map(String::as_str).collect();
-            self.agents.push(Agent::start_with(hosts, host, &[], &more)?);
+            self.agents.push(Agent::start_with(hosts, host, &by, &more)?);
+        }
+        self.spec = Some(spec.clone());
+        if let Some(from) = ground.from {
+            return self.adopt(ground, spec, from);
         }
         let argv = spec.argv(ground.kit, &ground.kit.qemu);
         let mut run = self.agents[0].command(&ground.hosts.a, &["run", &spec.name, "--"]);
         program::output(run.args(&argv))?;
-        self.spec = Some(spec.clone());
-        Guest::meet(spec.clone(), &ground.hosts.a)
+        let guest = Guest::meet(spec.clone(), &ground.hosts.a)?;
+        if self.options.rests {
+            wait_scanned(&self.agents[0], &ground.hosts.a, &spec.name)?;
+        }
+        Ok(guest)
     }
 
     fn migrate(&mut self, ground: &Ground<'_>) -> Result<Moved> {
@@ -155,7 +188,33 @@ impl Contender for Droveway {
 
     fn stop(&mut self) {
         self.agents.clear();
+        if let Some(mut qemu) = self.adopted.take() {
+            let _ = qemu.kill();
+            let _ = qemu.wait();
+        }
     }
+}
+
+/// Waits until a host's agent has scanned all that a VM holds now.
+pub(super) fn wait_scanned(agent: &Agent, host: &Host, vm: &str) -> Result<()> {
+    let rounds = || -> Result<u64> {
+        let shown = program::output(&mut agent.command(host, &["show", vm, "--json"]))?;
+        let shown = serde_json::from_str::<api::VmSummary>(&shown);
+        let shown = shown
+            .map_err(|error| LabError::Text { what: "a VM's JSON", text: error.to_string() })?;
+        Ok(shown.content.map_or(0, |content| content.rounds))
+    };
+    // The current round may have started before.
+    let expected = rounds()? + 2;
+    let end = Instant::now() + SCANNED_MAX;
+    while rounds()? < expected {
+        if Instant::now() >= end {
+            let contender = format!("the scan of {vm}");
+            return Err(LabError::Late { contender, waited: SCANNED_MAX });
+        }
+        std::thread::sleep(SCANNED_EVERY);
+    }
+    Ok(())
 }
 
 /// Peak memory of a process.

@@ -70,6 +70,15 @@ pub trait GangContender {
     /// If one does not start.
     fn start(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<()>;
 
+    /// Waits until all is known of the members that is found out while they rest.
+    ///
+    /// # Errors
+    /// If that takes too long.
+    fn rest(&mut self, members: &[Member<'_>]) -> Result<()> {
+        let _ = members;
+        Ok(())
+    }
+
     /// Moves all members that have a destination, at the same time.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! QEMU's own migration, with its own way to move a disk with the VM.
 
 mod copy;
+mod relay;
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -11,7 +12,9 @@ use ::qemu::qmp::{Event, Qmp};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use serde_json::{Value, json};
 
+use self::relay::Relays;
 use super::{Contender, Ground, Moved, tls};
+use crate::relay::{CHANNELS, RELAY, socket};
 use lab::error::{LabError, Result, SystemContext};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Host, RUN_DIR};
@@ -32,6 +35,8 @@ pub enum Mode {
     Precopy,
     /// Four channels.
     Multifd,
+    /// Four channels through programs that only relay them.
+    Relay,
     /// One stream, over TLS with certificates of both ends.
     PrecopyTls,
     /// Four channels, each over TLS with certificates of both ends.
@@ -54,6 +59,11 @@ pub enum Mode {
     /// One stream, in which a page that is sent again goes as a delta to its earlier content, if
     /// that is in a cache, which has room for all of the guest's RAM.
     Xbzrle,
+    /// The disk by a mirror to an NBD export, then one stream.
+    MirrorPrecopy,
+    /// The disk by a mirror to an NBD export, then one stream, with the guest throttled until the
+    /// migration converges.
+    MirrorAutoConverge,
     /// The disk by a mirror to an NBD export, then four channels.
     Mirror,
     /// The disk by a mirror to an NBD export, then four channels, each compressed by zstd. NBD has
@@ -65,9 +75,13 @@ impl Mode {
     fn capabilities(self) -> &'static [&'static str] {
         match self {
             Self::Precopy | Self::PrecopyUntil { .. } | Self::PrecopyTls => &[],
-            Self::Multifd | Self::Limited { .. } | Self::Zstd | Self::MultifdTls => &["multifd"],
+            Self::Multifd | Self::Relay | Self::Limited { .. } | Self::Zstd | Self::MultifdTls => {
+                &["multifd"]
+            }
             Self::AutoConverge => &["auto-converge"],
             Self::Xbzrle => &["xbzrle"],
+            Self::MirrorPrecopy => &["pause-before-switchover"],
+            Self::MirrorAutoConverge => &["auto-converge", "pause-before-switchover"],
             Self::Mirror | Self::MirrorZstd => &["multifd", "pause-before-switchover"],
         }
     }
@@ -77,19 +91,25 @@ impl Mode {
         match self {
             Self::Precopy | Self::PrecopyUntil { .. } => "qemu-precopy",
             Self::Multifd => "qemu-multifd",
+            Self::Relay => RELAY,
             Self::PrecopyTls => "qemu-tls",
             Self::MultifdTls => "qemu-multifd-tls",
             Self::Limited { .. } => "qemu-limited",
             Self::Zstd => "qemu-zstd",
             Self::AutoConverge => "qemu-autoconverge",
             Self::Xbzrle => "qemu-xbzrle",
+            Self::MirrorPrecopy => "qemu-mirror-precopy",
+            Self::MirrorAutoConverge => "qemu-mirror-autoconverge",
             Self::Mirror => "qemu-mirror",
             Self::MirrorZstd => "qemu-mirror-zstd",
         }
     }
 
     fn moves_disk(self) -> bool {
-        matches!(self, Self::Mirror | Self::MirrorZstd)
+        matches!(
+            self,
+            Self::MirrorPrecopy | Self::MirrorAutoConverge | Self::Mirror | Self::MirrorZstd
+        )
     }
 
     pub(super) fn is_encrypted(self) -> bool {
@@ -105,7 +125,7 @@ impl Mode {
             parameters["max-bandwidth"] = bytes_per_s.into();
         }
         if self.capabilities().contains(&"multifd") {
-            parameters["multifd-channels"] = 4.into();
+            parameters["multifd-channels"] = CHANNELS.into();
         }
         if self == Self::Xbzrle {
             parameters["xbzrle-cache-size"] = XBZRLE_CACHE_BYTES.into();
@@ -126,6 +146,8 @@ pub struct Qemu {
     mode: Mode,
     spec: Option<GuestSpec>,
     ends: Vec<End>,
+    /// For [`Mode::Relay`].
+    relays: Option<Relays>,
 }
 
 /// One QEMU, at either end.
@@ -138,7 +160,7 @@ impl Qemu {
     /// A contender with this mode.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
-        Self { mode, spec: None, ends: Vec::new() }
+        Self { mode, spec: None, ends: Vec::new(), relays: None }
     }
 
     fn launch(
@@ -195,6 +217,13 @@ pub(super) fn launch(
     argv: &[String],
     more: &[&str],
 ) -> Result<End> {
+    let end = begin(host, name, argv, more)?;
+    end.prepare(mode, goal)?;
+    Ok(end)
+}
+
+/// Starts a QEMU.
+fn begin(host: &Host, name: &str, argv: &[String], more: &[&str]) -> Result<End> {
     let socket = format!("{name}.qmp");
     let mut command = host.command(&argv[0]);
     command.args(&argv[1..]).args(["-qmp", &format!("unix:{RUN_DIR}/{socket},server=on,wait=off")]);
@@ -205,12 +234,7 @@ pub(super) fn launch(
         .spawn()
         .doing("start QEMU")?;
     let qmp = connect(&host.run_dir.join(socket))?;
-    let end = End { child, qmp };
-    end.tell("migrate-set-parameters", mode.parameters(goal))?;
-    let capability = |name: &&str| json!({ "capability": name, "state": true });
-    let on: Vec<_> = mode.capabilities().iter().chain(&["events"]).map(capability).collect();
-    end.tell("migrate-set-capabilities", json!({ "capabilities": on }))?;
-    Ok(end)
+    Ok(End { child, qmp })
 }
 
 fn connect(socket: &Path) -> Result<Arc<Qmp>> {
@@ -228,6 +252,14 @@ fn connect(socket: &Path) -> Result<Arc<Qmp>> {
 }
 
 impl End {
+    /// Sets it up for migration in this mode.
+    fn prepare(&self, mode: Mode, goal: Duration) -> Result<()> {
+        self.tell("migrate-set-parameters", mode.parameters(goal))?;
+        let capability = |name: &&str| json!({ "capability": name, "state": true });
+        let on: Vec<_> = mode.capabilities().iter().chain(&["events"]).map(capability).collect();
+        self.tell("migrate-set-capabilities", json!({ "capabilities": on })).map(drop)
+    }
+
     pub(super) fn tell(&self, command: &str, arguments: Value) -> Result<Value> {
         self.qmp.execute(command, arguments).map_err(|error| LabError::Qmp {
             command: command.to_owned(),
@@ -248,14 +280,23 @@ impl Contender for Qemu {
 
     fn start(&mut self, ground: &Ground<'_>, spec: &GuestSpec) -> Result<Guest> {
         let tls = self.mode.is_encrypted().then(|| tls::give(ground.hosts)).transpose()?;
-        let more = if tls.is_some() { tls::arguments("client") } else { Vec::new() };
-        let end = self.launch(ground, &ground.hosts.a, spec, &more)?;
-        if tls.is_some() {
-            end.tell("migrate-set-parameters", json!({ "tls-hostname": tls::DESTINATION }))?;
-        }
+        let mut more = if tls.is_some() { tls::arguments("client") } else { Vec::new() };
+        more.extend(ground.from.iter().flat_map(|from| ["-incoming", *from].map(str::to_owned)));
+        let more: Vec<&str> = more.iter().map(String::as_str).collect();
+        let argv = spec.argv(ground.kit, &ground.kit.qemu);
+        let end = begin(&ground.hosts.a, &spec.name, &argv, &more)?;
+        let qmp = Arc::clone(&end.qmp);
         self.ends.push(end);
         self.spec = Some(spec.clone());
-        Guest::meet(spec.clone(), &ground.hosts.a)
+        let guest = ground.meet(spec, || Ok(qmp))?;
+        // Not before it has continued from a snapshot, whose stream has no channels.
+        if let Some(end) = self.ends.last() {
+            end.prepare(self.mode, ground.downtime_goal)?;
+            if tls.is_some() {
+                end.tell("migrate-set-parameters", json!({ "tls-hostname": tls::DESTINATION }))?;
+            }
+        }
+        Ok(guest)
     }
 
     fn migrate(&mut self, ground: &Ground<'_>) -> Result<Moved> {
@@ -273,8 +314,14 @@ impl Contender for Qemu {
         if self.mode.moves_disk() {
             copy::export(&there, address)?;
         }
-        let uri = format!("tcp:{address}:{PORT}");
+        let uri = match self.mode {
+            Mode::Relay => format!("unix:{}", socket().display()),
+            _ => format!("tcp:{address}:{PORT}"),
+        };
         there.tell("migrate-incoming", json!({ "uri": uri }))?;
+        if self.mode == Mode::Relay {
+            self.relays = Some(Relays::start(ground.hosts, &there)?);
+        }
         let arriving = there.qmp.events();
         self.ends.push(there);
         let [here, there] = self.ends.as_slice() else { return Err(self.failed("no guest")) };
@@ -305,6 +352,7 @@ impl Contender for Qemu {
     }
 
     fn stop(&mut self) {
+        self.relays = None;
         for mut end in self.ends.drain(..) {
             end.kill();
         }

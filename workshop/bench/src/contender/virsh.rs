@@ -21,7 +21,7 @@ const CONNECTIONS: u8 = 4;
 const AROUND: Duration = Duration::from_secs(30);
 /// The first libvirt that can have QEMU compress by zstd.
 const COMPRESSES: Version = Version { major: 9, minor: 4, patch: 0 };
-/// Longest time until a moved guest is heard again.
+/// Longest time until a moved guest reports again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 
 /// A way to migrate with libvirt.

@@ -22,7 +22,7 @@ use lab::setup::{self, Kit};
 const VMS: u8 = 4;
 /// How often the progress of several commands is shown.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
-/// A guest that moved is heard again.
+/// A guest that moved reports again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 
 /// Figures of emptying a rack.

@@ -53,11 +53,14 @@ pub struct Conditions {
     /// What a gang's application data is like
     #[arg(long, value_enum, default_value_t)]
     pub data: Data,
+    /// Whether a gang rests until agents have scanned all of it
+    #[arg(long)]
+    pub rests: bool,
 }
 
 impl Default for Conditions {
     fn default() -> Self {
-        Self { vms: VMS, links: 1.0, guests: Guests::Usual, data: Data::Text }
+        Self { vms: VMS, links: 1.0, guests: Guests::Usual, data: Data::Text, rests: false }
     }
 }
 
@@ -90,6 +93,9 @@ impl Conditions {
         }
         if self.data != usual.data {
             label += "-random";
+        }
+        if self.rests {
+            label += "-rested";
         }
         label
     }
@@ -145,6 +151,9 @@ impl fmt::Display for Conditions {
         if self.data == Data::Random {
             f.write_str(", data that does not shrink")?;
         }
+        if self.rests {
+            f.write_str(", all of it scanned before")?;
+        }
         Ok(())
     }
 }
@@ -159,6 +168,7 @@ mod tests {
         assert_eq!(usual.label("gang-idle"), "gang-idle");
         assert_eq!(usual.to_string(), "8 VMs");
         assert_eq!(Conditions { vms: 4, ..usual }.label("gang-idle"), "gang-idle-4");
+        assert_eq!(Conditions { rests: true, ..usual }.label("gang-idle"), "gang-idle-rested");
         let other = Conditions { links: 0.4, guests: Guests::Fixed, data: Data::Random, ..usual };
         assert_eq!(other.label("gang-idle"), "gang-idle-links0.4-fixed-random");
         assert_eq!((other.mbit_per_s(250), other.mbit_per_s(1)), (100, 1));

@@ -24,7 +24,7 @@ const WARM_BYTES: u64 = 3 << 29;
 const RESERVE_BYTES: u64 = 8 << 30;
 /// Time for booted guests to settle before they move.
 const SETTLE: Duration = Duration::from_secs(2);
-/// Longest time until a moved guest is heard again.
+/// Longest time until a moved guest reports again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 /// Work that the migration leaves until after the VM runs is its effect, too.
 const AFTER: Duration = Duration::from_millis(300);
@@ -45,6 +45,9 @@ pub(super) fn run(
     let (downtime_goal, timeout) = (scenario.goal, scenario.timeout);
     let ground = GangGround { kit, racks: &racks, downtime_goal, timeout };
     let guests = boot(&ground, &members, contender)?;
+    if conditions.rests {
+        contender.rest(&members)?;
+    }
     let asking = Asking::watch(&guests)?;
     let reserve = Reserve::keep(RESERVE_BYTES);
     warm::memory(WARM_BYTES);

@@ -112,7 +112,12 @@ impl GangScenario {
     pub fn contenders(&self) -> Vec<Box<dyn GangContender>> {
         let qemu = self.modes.iter().map(|mode| Box::new(QemuGang::new(*mode)) as Box<_>);
         let shares = self.shares.iter();
-        qemu.chain(shares.map(|share| Box::new(DrovewayGang::new(*share)) as Box<_>)).collect()
+        let ours =
+            shares.map(|share| Box::new(DrovewayGang::new(*share)) as Box<dyn GangContender>);
+        let widest = self.shares.iter().filter(|share| **share == Share::Rack);
+        let gang = widest
+            .map(|share| Box::new(DrovewayGang::by_one_command(*share)) as Box<dyn GangContender>);
+        qemu.chain(ours).chain(gang).collect()
     }
 
     /// The same under other conditions. Other load on the core is scaled with the links, and slower
@@ -313,9 +318,9 @@ mod tests {
     #[test]
     fn contenders_are_called_after_what_they_share() {
         let names: Vec<_> = all()[0].contenders().iter().map(|one| one.name()).collect();
-        let expected =
-            ["qemu-precopy", "qemu-zstd", "droveway-off", "droveway-host", "droveway-rack"];
-        assert_eq!(names, expected);
+        let qemu = ["qemu-precopy", "qemu-zstd"];
+        let ours = ["droveway-off", "droveway-host", "droveway-rack", "droveway-gang"];
+        assert_eq!(names, [&qemu[..], &ours[..]].concat());
     }
 
     #[test]

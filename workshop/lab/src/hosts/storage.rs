@@ -24,6 +24,8 @@ const EXPORT: &str = "data";
 const IMAGE: &str = "data.img";
 /// Name of the disk in QEMU and in guests.
 const NODE: &str = "data";
+/// What a slow disk reads in one go.
+const SEEK_BYTES: u32 = 128 << 10;
 /// More than two QEMUs and an agent that reads.
 const CLIENTS_MAX: &str = "16";
 
@@ -70,11 +72,12 @@ impl Storage {
         Ok(Self { host, a: hosts.a.name.clone(), b: hosts.b.name.clone() })
     }
 
-    /// Serves a copy of an image, which any client may read and write.
+    /// Serves a copy of an image, which any client may read and write; with `requests_per_s` as
+    /// a disk that seeks for each request, and again for each 128 KiB of it.
     ///
     /// # Errors
     /// If there is no room for it, or `qemu-nbd` fails.
-    pub fn serve(&self, image: &Path) -> Result<()> {
+    pub fn serve(&self, image: &Path, requests_per_s: Option<u32>) -> Result<()> {
         let run = |program: &str, arguments: &[&str]| {
             let found = program::find(program)
                 .ok_or_else(|| LabError::Missing { what: program.to_owned() })?;
@@ -85,9 +88,20 @@ impl Storage {
         run("cp", &["--sparse=always", &image.display().to_string(), &copy])?;
         let (address, port) = (SERVER.to_string(), PORT.to_string());
         let place = ["--bind", &address, "--port", &port, "--export-name", EXPORT];
-        let how = ["--format", "raw", "--cache", "unsafe", "--discard", "unmap", "--fork"];
-        let whom = ["--shared", CLIENTS_MAX, "--persistent", &copy];
-        run("qemu-nbd", &[&place[..], &how[..], &whom[..]].concat()).map(drop)
+        let how = ["--cache", "unsafe", "--discard", "unmap", "--fork"];
+        let whom = ["--shared", CLIENTS_MAX, "--persistent"];
+        let limit = requests_per_s.map(|requests| {
+            format!("throttle-group,id=seeks,x-iops-total={requests},x-iops-size={SEEK_BYTES}")
+        });
+        let slow = format!(
+            "driver=throttle,throttle-group=seeks,file.driver=raw,file.file.driver=file,\
+             file.file.filename={copy}"
+        );
+        let what = match &limit {
+            Some(limit) => vec!["--object", limit.as_str(), "--image-opts", slow.as_str()],
+            None => vec!["--format", "raw", copy.as_str()],
+        };
+        run("qemu-nbd", &[&place[..], &how[..], &whom[..], &what[..]].concat()).map(drop)
     }
 
     /// QEMU's arguments for the disk, the same on both hosts.

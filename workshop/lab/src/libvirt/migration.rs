@@ -102,7 +102,7 @@ impl Migrating {
     }
 
     /// The job at the source, as fields of `virsh domjobinfo`; empty before it has begun and once
-    /// it is over.
+    /// it has ended.
     ///
     /// # Errors
     /// If `virsh` can't be started.

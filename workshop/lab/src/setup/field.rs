@@ -1,11 +1,13 @@
-//! Guests as people have them, for the field lab: a Debian of some release with systemd, made by
-//! mmdebstrap from the system's sources, in an image that QEMU boots. The lab's check runs in it as
-//! a service.
+//! Guests as people have them, for the field lab and benchmarks: a Debian of some release with
+//! systemd, made by mmdebstrap from the system's sources, in an image that QEMU boots. The helper
+//! comes from its package. The lab's check runs in it as a service, and for the field lab so does
+//! what writes to the database.
 
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use super::apt::{Scratch, debian_mirror};
 use super::initramfs::linked_statically;
@@ -27,7 +29,10 @@ const FIRMWARE: [(&str, &str); 2] = [("swtpm", "swtpm"), (OVMF[0], "ovmf")];
 /// virtio, and one with drivers for all devices.
 const PACKAGES: &str = "systemd,systemd-sysv,udev,dbus,kmod,linux-image-cloud-amd64,\
      linux-image-amd64,zstd,initramfs-tools,qemu-guest-agent,openssh-server,kexec-tools,iproute2,\
-     pciutils";
+     pciutils,postgresql";
+
+/// Where the helper's package is in a root until it is installed.
+const HELPER_PACKAGE: &str = "var/tmp/droveway-guest.deb";
 
 /// Before the kernels are installed, whose initramfs would otherwise hold the drivers of all
 /// disks, and take ten seconds longer to boot under TCG.
@@ -36,10 +41,79 @@ const BEFORE_KERNELS: &str = "mkdir -p \"$1/etc/initramfs-tools/conf.d\" \
      echo MODULES=list >\"$1/etc/initramfs-tools/conf.d/lab\"; \
      printf 'virtio_pci\\nvirtio_blk\\next4\\n' >\"$1/usr/share/initramfs-tools/modules.d/lab\"";
 
-const IMAGE_BYTES: &str = "3G";
+/// What an image has besides what all have.
+struct More {
+    /// The end of the image's name.
+    suffix: &'static str,
+    /// More packages, each after a comma.
+    packages: &'static str,
+    /// Commands before any package is configured.
+    before_packages: &'static str,
+    /// More files, or others of these names.
+    files: &'static [(&'static str, &'static str)],
+    /// More services that start.
+    enabled: &'static [&'static str],
+    bytes: &'static str,
+}
+
+/// What the field lab needs: something that writes to the database.
+const FIELD: More = More {
+    suffix: "",
+    packages: "",
+    before_packages: "",
+    files: &[
+        (
+            "etc/systemd/system/lab-database.service",
+            "[Unit]\nDescription=Writes to the database\nAfter=postgresql.service\n\
+             StartLimitIntervalSec=0\n\n[Service]\nUser=postgres\nRuntimeDirectory=lab-database\n\
+             ExecStart=/bin/sh /usr/local/lib/lab/write-rows\nRestart=always\nRestartSec=1\n\n\
+             [Install]\nWantedBy=multi-user.target\n",
+        ),
+        ("usr/local/lib/lab/write-rows", include_str!("field/write-rows.sh")),
+        ("usr/local/lib/lab/check-rows", include_str!("field/check-rows.sh")),
+    ],
+    enabled: &["lab-database"],
+    bytes: "3G",
+};
+
+/// Programs that benchmarks use.
+const APPS: More = More {
+    suffix: "-apps",
+    packages: ",memcached,dbench,procps,e2fsprogs",
+    before_packages: "; mkdir -p \"$1/etc/postgresql-common/createcluster.d\"; \
+         echo \"initdb_options = '--data-checksums'\" \
+         >\"$1/etc/postgresql-common/createcluster.d/lab.conf\"",
+    files: &[
+        ("etc/hostname", "apps\n"),
+        ("etc/fstab", "/dev/vda / ext4 noatime 0 1\n/dev/vdb /srv ext4 noatime 0 0\n"),
+        // The address that clients of the lab's servers know (`lab_guest::net::ADDRESS`).
+        (
+            "etc/systemd/network/10-cards.network",
+            "[Match]\nName=en* eth*\n\n[Network]\nAddress=10.78.0.10/24\n",
+        ),
+        ("etc/memcached.conf", "-m 256\n-p 11211\n-u memcache\n-l 0.0.0.0\n"),
+    ],
+    enabled: &[],
+    bytes: "4G",
+};
+
+impl More {
+    /// Packages of the image, and what comes before them.
+    fn packages(&self) -> [String; 2] {
+        [PACKAGES.to_owned() + self.packages, BEFORE_KERNELS.to_owned() + self.before_packages]
+    }
+
+    fn files(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+        FILES.iter().chain(self.files)
+    }
+
+    fn enabled(&self) -> impl Iterator<Item = &'static &'static str> {
+        ENABLED.iter().chain(self.enabled)
+    }
+}
 
 /// Files of the guest, as its owner would write them.
-const FILES: [(&str, &str); 6] = [
+static FILES: [(&str, &str); 6] = [
     ("etc/hostname", "field\n"),
     ("etc/fstab", "/dev/vda / ext4 noatime 0 1\n"),
     // Whatever the card is called, also one that is plugged later.
@@ -55,7 +129,16 @@ const FILES: [(&str, &str); 6] = [
     ("etc/modprobe.d/lab.conf", "blacklist pcspkr\nblacklist joydev\nblacklist i2c_i801\n"),
 ];
 
-const ENABLED: [&str; 3] = ["systemd-networkd", "lab-guest", "droveway-guest"];
+static ENABLED: [&str; 2] = ["systemd-networkd", "lab-guest"];
+/// What the helper's package is made of, besides its program.
+const HELPER_SOURCES: [&str; 6] = [
+    "scripts/packages",
+    "crates/guest/Cargo.toml",
+    "crates/guest/dist/droveway-guest.service",
+    "dist/deb/droveway-guest/postinst",
+    "dist/deb/droveway-guest/prerm",
+    "dist/deb/droveway-guest/postrm",
+];
 /// What would work in the background, at times that no test chooses.
 const MASKED: [&str; 8] = [
     "apt-daily.timer",
@@ -137,22 +220,39 @@ pub struct Image {
 /// # Errors
 /// Names what is missing and not available.
 pub(super) fn image(release: Release) -> Result<Image> {
+    image_with(release, &FIELD)
+}
+
+/// Finds or makes the image with programs that benchmarks use.
+///
+/// # Errors
+/// As [`image`].
+pub(super) fn apps() -> Result<Image> {
+    image_with(Release::Bookworm, &APPS)
+}
+
+fn image_with(release: Release, more: &More) -> Result<Image> {
     let store = store::create()?.join("field");
     fs::create_dir_all(&store).at("create", &store)?;
-    let programs = [
-        ("usr/local/sbin/lab-guest", linked_statically(&super::store(), "lab-guest")?),
-        ("usr/sbin/droveway-guest", linked_statically(&super::store(), "droveway-guest")?),
-    ];
-    let home = store.join(release.to_string());
+    let check = linked_statically(&super::store(), "lab-guest")?;
+    let home = store.join(format!("{release}{}", more.suffix));
     let image = Image {
         disk: home.join("disk"),
         small: kernel(&home, "small"),
         large: kernel(&home, "large"),
         home,
     };
-    let mut recipe =
-        format!("{PACKAGES}\n{BEFORE_KERNELS}\n{FILES:?}\n{ENABLED:?}\n{MASKED:?}\n").into_bytes();
-    recipe.extend(programs.iter().flat_map(|(_, bytes)| bytes));
+    let [packages, before] = more.packages();
+    let files: Vec<_> = more.files().collect();
+    let enabled: Vec<_> = more.enabled().collect();
+    let recipe = format!("{packages}\n{before}\n{files:?}\n{enabled:?}\n{MASKED:?}\n");
+    let mut recipe = recipe.into_bytes();
+    recipe.extend_from_slice(&check);
+    // Not the package itself: no two of them are the same.
+    recipe.extend(linked_statically(&super::store(), "droveway-guest")?);
+    for path in HELPER_SOURCES.map(|path| repository().join(path)) {
+        recipe.extend(fs::read(&path).at("read", &path)?);
+    }
     if fs::read(image.home.join("recipe")).is_ok_and(|old| old == recipe) {
         return Ok(image);
     }
@@ -162,18 +262,17 @@ pub(super) fn image(release: Release) -> Result<Image> {
         return Err(LabError::Unsupported(text.to_owned()));
     }
     install::missing(&PROGRAMS)?;
-    let root = root(&store, release)?;
-    for (path, bytes) in &programs {
-        write(&root, path, bytes, 0o755)?;
-    }
-    furnish(&root)?;
+    let root = root(&store, release, more)?;
+    write(&root, "usr/local/sbin/lab-guest", &check, 0o755)?;
+    install_helper(&store, &root)?;
+    furnish(&root, more)?;
     if image.home.is_dir() {
         fs::remove_dir_all(&image.home).at("remove", &image.home)?;
     }
     let new = Scratch::new(&store, "image")?;
     take_kernels(&root, &new.0)?;
     let mut make = program::command("mke2fs");
-    make.args(["-q", "-t", "ext4", "-d"]).arg(&root).arg(new.0.join("disk")).arg(IMAGE_BYTES);
+    make.args(["-q", "-t", "ext4", "-d"]).arg(&root).arg(new.0.join("disk")).arg(more.bytes);
     program::output(&mut make)?;
     fs::write(new.0.join("recipe"), recipe).at("write", new.0.join("recipe"))?;
     fs::rename(&new.0, &image.home).at("create", &image.home)?;
@@ -199,10 +298,12 @@ fn kernel(home: &Path, name: &str) -> Kernel {
 }
 
 /// A root of the release, which is kept, since it takes minutes to make.
-fn root(store: &Path, release: Release) -> Result<PathBuf> {
-    let root = store.join(format!("{release}-root"));
-    let made_by = store.join(format!("{release}-root.recipe"));
-    let recipe = format!("{PACKAGES}\n{BEFORE_KERNELS}\n");
+fn root(store: &Path, release: Release, more: &More) -> Result<PathBuf> {
+    let name = format!("{release}{}-root", more.suffix);
+    let root = store.join(&name);
+    let made_by = store.join(format!("{name}.recipe"));
+    let [packages, before] = more.packages();
+    let recipe = format!("{packages}\n{before}\n");
     if fs::read_to_string(&made_by).is_ok_and(|old| old == recipe) {
         return Ok(root);
     }
@@ -211,24 +312,40 @@ fn root(store: &Path, release: Release) -> Result<PathBuf> {
         fs::remove_dir_all(&root).at("remove", &root)?;
     }
     let mut make = program::command("mmdebstrap");
-    make.args(["--mode=root", "--variant=minbase", &format!("--include={PACKAGES}")]);
-    make.arg(format!("--essential-hook={BEFORE_KERNELS}"));
+    make.args(["--mode=root", "--variant=minbase", &format!("--include={packages}")]);
+    make.arg(format!("--essential-hook={before}"));
     make.arg(release.to_string()).arg(&root).arg(debian_mirror()?);
-    program::output(&mut make)?;
+    // Without a locale that the root has, PostgreSQL's package makes no database.
+    program::output(make.env("LC_ALL", "C.UTF-8"))?;
     fs::write(&made_by, recipe).at("write", &made_by)?;
     Ok(root)
 }
 
-fn furnish(root: &Path) -> Result<()> {
-    for (path, text) in FILES {
+/// Installs the guest's helper from its package, as its owner would.
+fn install_helper(store: &Path, root: &Path) -> Result<()> {
+    say("building the package of the guest's helper (some minutes the first time)");
+    let store = fs::canonicalize(store).at("find", store)?;
+    let package = fs::canonicalize(root).at("find", root)?.join(HELPER_PACKAGE);
+    let mut build = Command::new(repository().join("scripts/packages"));
+    // A directory of its own: this is root, and others may build in the usual one.
+    build.arg("guest").arg(&package).env("CARGO_TARGET_DIR", store.join("package"));
+    // Flags of the build that runs this would replace the script's.
+    build.env_remove("CARGO_ENCODED_RUSTFLAGS");
+    program::output(&mut build)?;
+    let mut install = program::command("chroot");
+    install.arg(root).args(["dpkg", "--install"]).arg(Path::new("/").join(HELPER_PACKAGE));
+    install.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("DEBIAN_FRONTEND", "noninteractive");
+    program::output(&mut install)?;
+    fs::remove_file(&package).at("remove", &package)
+}
+
+fn furnish(root: &Path, more: &More) -> Result<()> {
+    for (path, text) in more.files() {
         write(root, path, text.as_bytes(), 0o644)?;
     }
-    // As the package has it; an installation by hand is below /usr/local.
-    let unit = repository().join("crates/guest/dist/droveway-guest.service");
-    let unit = fs::read_to_string(&unit).at("read", &unit)?.replace("/usr/local/", "/usr/");
-    write(root, "usr/lib/systemd/system/droveway-guest.service", unit.as_bytes(), 0o644)?;
     let mut enable = program::command("chroot");
-    program::output(enable.arg(root).args(["systemctl", "--quiet", "enable"]).args(ENABLED))?;
+    enable.arg(root).args(["systemctl", "--quiet", "enable"]).args(more.enabled());
+    program::output(&mut enable)?;
     for unit in MASKED {
         let link = root.join("etc/systemd/system").join(unit);
         let _ = fs::remove_file(&link);

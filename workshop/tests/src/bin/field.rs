@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use end_to_end::field::{self, Field, ROWS, Results, Row, WAYS, Way};
+use end_to_end::field::{self, Moved, ROWS, Results, Row, WAYS, Way};
 use lab::error::LabError;
 use lab::field::{Machine, Snapshot};
 use lab::setup::Release;
@@ -61,16 +61,24 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
         return Ok(ExitCode::FAILURE);
     }
     let version = program::output(Command::new(agent::binary()).arg("--version"))?;
-    let qemu = lab::setup::ensure()?.own_qemu().version;
-    let key = format!("Debian {} in QEMU {qemu}, {}", release.number(), version.trim());
+    let kit = lab::setup::ensure()?;
+    let qemu = kit.own_qemu().version;
+    // Results of a guest with less to lose don't count.
+    let key =
+        format!("Debian {} with PostgreSQL in QEMU {qemu}, {}", release.number(), version.trim());
     let home = target().join("field").join(release.to_string());
     let results = Results::new(home.join("results"), key);
     let mut work = VecDeque::new();
     let mut snapshots = Vec::new();
     for machine in Machine::ALL {
-        if rows.iter().any(|row| row.machine == machine) {
-            snapshots.push(field::snapshot(release, machine)?);
+        if rows.iter().any(|row| row.machine == Some(machine)) {
+            snapshots.push(Some(field::snapshot(release, machine)?));
         }
+    }
+    if rows.iter().any(|row| row.machine.is_none()) {
+        // Before several threads need it.
+        lab::setup::libvirt(&kit)?;
+        snapshots.push(None);
     }
     // First one move and what takes seconds, everywhere.
     for moves in DEPTHS {
@@ -78,13 +86,15 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
             for &way in &ways {
                 for snapshot in &snapshots {
                     let due = |row: &&&Row| {
-                        row.machine == snapshot.machine
+                        row.machine == snapshot.as_ref().map(|snapshot| snapshot.machine)
                             && row.boots == boots
+                            && row.is_tried(way)
                             && (!parts.is_empty()
                                 || !results.of(way, moves, row).is_some_and(|cell| cell.lives))
                     };
                     let rows: Vec<&Row> = rows.iter().filter(due).copied().collect();
                     if !rows.is_empty() {
+                        let snapshot = snapshot.as_ref();
                         work.push_back(Column { snapshot, way, moves, rows });
                     }
                 }
@@ -122,7 +132,8 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
 
 /// Rows of one VM that moves in one way so many times.
 struct Column<'r> {
-    snapshot: &'r Snapshot,
+    /// None of a libvirt domain.
+    snapshot: Option<&'r Snapshot>,
     way: Way,
     moves: u32,
     rows: Vec<&'r Row>,
@@ -164,7 +175,7 @@ impl Lab<'_> {
     /// Moves the VM, or a new one, tries rows one after the other, and then checks it once. If a
     /// row fails, or the VM isn't well, what is not known to be its cause is tried once more. A row
     /// has failed for good if it was the first one that its VM went through.
-    fn try_together(&self, column: &Column<'_>, vm: &mut Option<Field>, rows: &[&Row]) {
+    fn try_together(&self, column: &Column<'_>, vm: &mut Option<Moved>, rows: &[&Row]) {
         if self.is_late() || rows.is_empty() {
             return;
         }
@@ -176,7 +187,7 @@ impl Lab<'_> {
             if self.is_late() {
                 break;
             }
-            let act = |()| guarded(|| (row.act)(vm.as_mut().expect("it has moved")));
+            let act = |()| guarded(|| vm.as_mut().expect("it has moved").does(row));
             match std::mem::replace(&mut arrived, Ok(())).and_then(act) {
                 Ok(detail) => tried.push((*row, detail, began.elapsed())),
                 Err(why) => {
@@ -193,7 +204,7 @@ impl Lab<'_> {
             }
             began = Instant::now();
         }
-        match guarded(|| vm.as_ref().map_or(Ok(()), Field::lives)) {
+        match guarded(|| vm.as_ref().map_or(Ok(()), Moved::lives)) {
             Ok(()) => {
                 for (row, detail, took) in tried {
                     self.keep(column, row, true, detail, took);
@@ -246,16 +257,16 @@ impl Lab<'_> {
 }
 
 /// Moves the VM of a column as often as it must, or a new one.
-fn move_on(column: &Column<'_>, vm: &mut Option<Field>) -> Result<(), String> {
+fn move_on(column: &Column<'_>, vm: &mut Option<Moved>) -> Result<(), String> {
     match vm {
         Some(vm) => vm.move_on(column.moves),
-        None => *vm = Some(Field::moved(column.snapshot, column.way, column.moves)),
+        None => *vm = Some(Moved::new(column.snapshot, column.way, column.moves)),
     }
     Ok(())
 }
 
 /// Ends a VM; what is broken may break its end, too.
-fn end(vm: &mut Option<Field>) {
+fn end(vm: &mut Option<Moved>) {
     let _ = guarded(|| {
         drop(vm.take());
         Ok(())

@@ -50,7 +50,7 @@ pub enum Fault {
     NoDescriptors(End),
     /// Bytes of one end arrive as a KiB every five seconds for a while.
     Trickle(End),
-    /// A QEMU is frozen, and goes on only when the migration is over.
+    /// A QEMU is frozen, and goes on only when the migration has ended.
     HangQemu(End),
     /// The storage of the VM's disks, which both hosts share, is frozen for a while.
     FreezeStorage,
@@ -150,7 +150,7 @@ impl Fault {
         matches!(self, Self::Late | Self::HeldUp(_) | Self::Trickle(_))
     }
 
-    /// Whether it lasts until the migration is over.
+    /// Whether it lasts until the migration has ended.
     pub(super) fn outlasts(self) -> bool {
         matches!(self, Self::HangQemu(_))
     }

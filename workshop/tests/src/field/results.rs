@@ -135,6 +135,9 @@ impl Results {
     }
 
     fn cell(&self, row: &Row, way: Way, depths: &[u32]) -> String {
+        if !row.is_tried(way) {
+            return "no domain".to_owned();
+        }
         if let Some(file) = row.lacks() {
             return format!("no `{file}` here");
         }
@@ -181,6 +184,10 @@ mod tests {
         let table = results.table(&ROWS[..1], &[1, 2, 3]);
         let before = "\n- failed before: kexec, own, multifd, 3: a wrong page\n";
         assert!(table.ends_with(before), "{table}");
+        let domains = ROWS.iter().position(|row| row.machine.is_none()).unwrap();
+        let table = results.table(&ROWS[domains..=domains], &[1]);
+        let cells = "| no domain | no domain | not run | not run | no domain | no domain |";
+        assert!(table.contains(cells), "{table}");
         let others = Results::new(dir.path().to_owned(), "other".to_owned());
         assert!(others.of(way, 1, row).is_none());
         assert!(others.notes(way, 3).is_empty());

@@ -9,33 +9,50 @@ use std::time::{Duration, Instant};
 
 use lab::field::{KEPT_PCR, Machine, PCR};
 use lab::hosts::RUN_DIR;
+use qemu::guest_port;
 use qemu::qmp::{Event, Qmp};
 use serde_json::{Value, json};
 
-use super::{Done, Field, NAME, SHOWS_MAX};
+use super::domain::{self, CarriedDomain};
+use super::{Done, Field, Mover, NAME, SHOWS_MAX, Way};
 use crate::MIB;
+
+/// Does something with a VM.
+#[derive(Clone, Copy)]
+pub enum Act {
+    /// In a Debian, or as its owner does it by QMP.
+    OfDebian(fn(&mut Field) -> Done),
+    /// As the owner of a libvirt domain does it.
+    OfDomain(fn(&mut CarriedDomain) -> Done),
+}
 
 /// Something that is done after a move.
 pub struct Row {
     /// What, in the table.
     pub name: &'static str,
     /// Does it.
-    pub act: fn(&mut Field) -> Done,
+    pub act: Act,
     /// Whether the guest boots, which takes half a minute of a core and more.
     pub boots: bool,
-    /// The VM with which it is done.
-    pub machine: Machine,
+    /// The Debian with which it is done; none: a libvirt domain.
+    pub machine: Option<Machine>,
     /// A file of the hosts without which it can't be done.
     pub needs: Option<&'static str>,
 }
 
 impl Row {
     const fn on(self, machine: Machine) -> Self {
-        Self { machine, ..self }
+        Self { machine: Some(machine), ..self }
     }
 
     const fn with(self, file: &'static str) -> Self {
         Self { needs: Some(file), ..self }
+    }
+
+    /// Whether it is tried with VMs that move in this way: agents carry what libvirt moves.
+    #[must_use]
+    pub fn is_tried(&self, way: Way) -> bool {
+        self.machine.is_some() || way.mover == Mover::Carried
     }
 
     /// The file of the hosts that it needs and that isn't here.
@@ -46,17 +63,23 @@ impl Row {
 }
 
 const fn row(name: &'static str, act: fn(&mut Field) -> Done) -> Row {
-    Row { name, act, boots: false, machine: Machine::Virtio, needs: None }
+    let (act, machine) = (Act::OfDebian(act), Some(Machine::Virtio));
+    Row { name, act, boots: false, machine, needs: None }
 }
 
 const fn booting(name: &'static str, act: fn(&mut Field) -> Done) -> Row {
     Row { boots: true, ..row(name, act) }
 }
 
+const fn virsh(name: &'static str, act: fn(&mut CarriedDomain) -> Done) -> Row {
+    Row { name, act: Act::OfDomain(act), boots: false, machine: None, needs: None }
+}
+
 /// All of them, in the order in which a VM goes through them: what ends its QEMU is last.
-pub static ROWS: [Row; 52] = [
+pub static ROWS: [Row; 59] = [
     row("serial console", serial_console),
     row("guest agent (virtio-serial)", guest_agent),
+    row("droveway's helper, from its package", helper),
     row("QMP commands of its owner", owners_commands),
     row("link down and up (QMP)", link_down_and_up),
     row("network down and up", network_down_and_up),
@@ -157,6 +180,12 @@ pub static ROWS: [Row; 52] = [
         tpm(field)
     })
     .on(Machine::Uefi),
+    virsh("`virsh suspend`, `resume`, `domstats`", domain::suspend_and_resume),
+    virsh("`virsh blockresize`", domain::resize_disk),
+    virsh("`virsh snapshot-create-as`, `blockcommit`", domain::snapshot_and_commit),
+    virsh("`virsh save`, `restore`", domain::save_and_restore),
+    virsh("`virsh reset`", domain::reset),
+    virsh("`virsh migrate` once more after that", domain::move_on),
 ];
 
 /// The row of this name.
@@ -188,6 +217,8 @@ const VARIABLE: &str = "v=/sys/firmware/efi/efivars/Field-77000000-0000-0000-000
 const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
 /// Of a console that QEMU keeps in memory: a power of two.
 const CONSOLE_BYTES: u64 = 4096;
+/// Longest time for an answer of the guest's helper, which is asked again.
+const GREETING_MAX: Duration = Duration::from_secs(3);
 const STANDSTILL: Duration = Duration::from_secs(5);
 
 fn execute(qmp: &Qmp, command: &str, arguments: Value) -> Result<Value, String> {
@@ -236,6 +267,15 @@ fn guest_agent(field: &mut Field) -> Done {
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).map_err(said)?;
     if answer.contains("return") { Ok(String::new()) } else { Err(answer) }
+}
+
+fn helper(field: &mut Field) -> Done {
+    let path = field.host().run_dir.join(format!("{NAME}.helper"));
+    field.shows("the helper answers", |_| {
+        let stream = guest_port::connect(&path);
+        stream.and_then(|stream| guest_port::greet(&stream, GREETING_MAX)).is_ok()
+    })?;
+    Ok(String::new())
 }
 
 fn owners_commands(field: &mut Field) -> Done {
@@ -327,7 +367,9 @@ fn rng(field: &mut Field) -> Done {
 fn virtio_serial(field: &mut Field) -> Done {
     rebind(field, "virtio_console", ALL)?;
     field.sh("systemctl restart qemu-guest-agent")?;
-    guest_agent(field)
+    guest_agent(field)?;
+    // Its port starts it again.
+    helper(field)
 }
 
 fn balloon(field: &mut Field) -> Done {

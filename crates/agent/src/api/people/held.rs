@@ -26,7 +26,7 @@ pub(super) const IDLE_MAX: Duration = Duration::from_secs(60);
 /// The requests of one connection, one after the other.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
-    begun: AtomicUsize,
+    started: AtomicUsize,
     ended: AtomicUsize,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Answering(Arc<Requests>);
 
 impl Requests {
     pub(super) fn begin(self: &Arc<Self>) -> Answering {
-        self.begun.fetch_add(1, SeqCst);
+        self.started.fetch_add(1, SeqCst);
         Answering(Arc::clone(self))
     }
 }
@@ -83,12 +83,12 @@ impl<S> Held<S> {
     /// Ready once there has been no request for too long. To be called when the stream isn't
     /// ready.
     fn poll_idle(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
-        let begun = self.requests.begun.load(SeqCst);
-        if self.requests.ended.load(SeqCst) != begun {
+        let started = self.requests.started.load(SeqCst);
+        if self.requests.ended.load(SeqCst) != started {
             self.over = None;
             return Poll::Pending;
         }
-        if std::mem::replace(&mut self.waits_since, begun) != begun {
+        if std::mem::replace(&mut self.waits_since, started) != started {
             self.over = None;
         }
         let idle_max = self.idle_max;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use api::{Event, GapReason, Happening};
-use identity::{Authority, Files, Person, Role, Subject, Wanted};
+use identity::{Authority, CertificateRequest, Files, Person, Role, Subject};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
@@ -259,7 +259,10 @@ impl Ca {
     pub(super) fn issue(&self, subject: Subject) -> Files {
         let authority = Authority::open(self.dir.path()).unwrap();
         let out = authority.place_for(&subject);
-        authority.issue(&Wanted { subject, days: 1, out, replace: false }).unwrap().files
+        authority
+            .issue(&CertificateRequest { subject, days: 1, out, replace: false })
+            .unwrap()
+            .files
     }
 
     fn person(&self, role: Role) -> Person {

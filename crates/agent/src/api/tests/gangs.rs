@@ -83,7 +83,7 @@ fn only_one_of_two_requests_resumes_a_gang() {
     gangs.close();
     let report = gangs.report(ID).unwrap();
     assert_eq!(report.outcome, Some(GangOutcome::Failed));
-    // The first request is over, so the gang could be resumed again.
+    // The first request has ended, so the gang could be resumed again.
     assert_eq!(gangs.resume(ID).unwrap_err(), Denied::Closing);
 }
 

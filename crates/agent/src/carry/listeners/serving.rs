@@ -47,7 +47,7 @@ impl Shared {
         let carried = opened.and_then(|(id, opening)| {
             let vm = opening.vm().or(opening.uuid()).unwrap_or("unnamed").to_owned();
             let uuid = opening.uuid().map(str::to_owned);
-            // A second connection may be silent until the first one is over.
+            // A second connection may be silent until the first one has ended.
             let was_carrying = self.migrations.is_carrying(&vm, &host);
             // QEMU may have a connection for a post-copy, which is silent until that begins.
             let may_be_silent = || self.migrations.is_carrying_to(&host);

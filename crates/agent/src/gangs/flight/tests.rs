@@ -106,7 +106,7 @@ impl Source {
             to: "b".to_owned(),
             migration: ID.to_owned(),
             request: GangOptions::default().request("web1", "b"),
-            is_begun: false,
+            is_started: false,
             recall,
             limit: Arc::default(),
         };
@@ -134,8 +134,8 @@ fn lost() -> Result<Answer, String> {
 }
 
 fn done() -> Result<Answer, String> {
-    let begun = Progress::new((ID, "web1"), ("a", "b"), 1);
-    let progress = Box::new(Progress { outcome: Some(Outcome::Done), ..begun });
+    let started = Progress::new((ID, "web1"), ("a", "b"), 1);
+    let progress = Box::new(Progress { outcome: Some(Outcome::Done), ..started });
     Ok(Answer::Progress { progress, figures: None })
 }
 
@@ -181,7 +181,7 @@ fn an_agent_that_is_stopping_is_ordered_again_when_it_runs_again() {
 #[test]
 fn an_agent_that_is_never_heard_is_told_from_one_that_is_busy() {
     let [silence, busy, lasting] = [Cause::Silence, Cause::Busy, Cause::Lasting];
-    for (first, then, is_unheard) in [
+    for (first, then, is_silent) in [
         (silence, silence, true),
         (busy, busy, false),
         (busy, silence, false),
@@ -190,18 +190,18 @@ fn an_agent_that_is_never_heard_is_told_from_one_that_is_busy() {
         let refusals = std::iter::once(first).chain([then; 1000]);
         let (flight, _recall) = Source::new(refusals, []).flight(Duration::from_millis(50));
         let end = flight.fly(|_| {}).unwrap();
-        assert_eq!((end.is_unheard, end.in_doubt), (is_unheard, false), "{first:?}, {then:?}");
+        assert_eq!((end.is_silent, end.in_doubt), (is_silent, false), "{first:?}, {then:?}");
     }
     let (flight, _recall) = Source::new([], [Ok(Answer::Started), done()]).flight(LONG);
-    assert!(!flight.fly(|_| {}).unwrap().is_unheard);
+    assert!(!flight.fly(|_| {}).unwrap().is_silent);
 }
 
 #[test]
 fn a_move_that_leaves_its_vm_in_doubt_says_so() {
     for in_doubt in [true, false] {
-        let begun = Progress::new((ID, "web1"), ("a", "b"), 1);
+        let started = Progress::new((ID, "web1"), ("a", "b"), 1);
         let outcome = Some(Outcome::Failed("why".to_owned()));
-        let progress = Box::new(Progress { outcome, in_doubt, ..begun });
+        let progress = Box::new(Progress { outcome, in_doubt, ..started });
         let answer = Answer::Progress { progress, figures: None };
         let source = Source::new([], [Ok(Answer::Started), Ok(answer)]);
         let (flight, _recall) = source.flight(LONG);

@@ -26,7 +26,7 @@ const MEMORY_MAX: usize = 1024;
 const NAMED_MAX: usize = 12;
 
 /// The QEMU to start.
-pub(super) struct Wanted {
+pub(super) struct QemuToStart {
     pub(super) argv: Vec<String>,
     pub(super) cwd: PathBuf,
     /// The file that is executed.
@@ -34,7 +34,7 @@ pub(super) struct Wanted {
     line: CommandLine,
 }
 
-impl Wanted {
+impl QemuToStart {
     pub(super) fn of(order: &Prepare, programs: &Programs) -> Result<Self, Denied> {
         let argv = apply_overrides(&order.argv, &order.overrides)?;
         let line = CommandLine::parse(&argv)?;
@@ -182,7 +182,8 @@ mod tests {
             });
             serde_json::from_value::<Prepare>(order).unwrap()
         };
-        let wanted = |argv: &str, new: &str| Wanted::of(&order(argv, new), &Programs::usual(None));
+        let wanted =
+            |argv: &str, new: &str| QemuToStart::of(&order(argv, new), &Programs::usual(None));
         let refused = |argv: &str, new: &str| wanted(argv, new).err().unwrap().to_string();
         // What is checked last here: so everything before was accepted.
         assert!(refused("/bin/a", "b").contains("is not absolute"));

@@ -30,7 +30,7 @@ pub(in crate::moves) struct Table {
     pub(in crate::moves) entries: BTreeMap<String, Entry>,
     /// Ended ones that were started by an earlier run of the agent, the latest first.
     pub(in crate::moves) earlier: Vec<Progress>,
-    begun: u64,
+    started: u64,
     pub(in crate::moves) closing: bool,
 }
 
@@ -63,8 +63,8 @@ impl Table {
         watch: Arc<Watch>,
         thread: Option<JoinHandle<()>>,
     ) {
-        self.begun += 1;
-        let (number, report, settled) = (self.begun, None, None);
+        self.started += 1;
+        let (number, report, settled) = (self.started, None, None);
         let entry = Entry { number, what, watch, thread, report, settled };
         self.entries.insert(id.to_owned(), entry);
         self.forget_oldest();

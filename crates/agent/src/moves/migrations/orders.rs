@@ -103,7 +103,7 @@ impl Migrations {
         loop {
             let running = table.entries.values().filter(|entry| entry.report.is_none());
             let running: Vec<Progress> = running.map(Entry::progress).collect();
-            // One that was told to end may turn out to be past its commit only then.
+            // One that was ordered to end may turn out to be past its commit only then.
             let until = if running.iter().any(is_committed) { until } else { cancelled_until };
             if running.is_empty() {
                 return;

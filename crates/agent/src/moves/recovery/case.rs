@@ -38,13 +38,13 @@ impl Case {
         }
     }
 
-    pub(super) fn heard(&mut self, message: SwitchoverMessage) {
+    pub(super) fn received(&mut self, message: SwitchoverMessage) {
         match (self, message) {
             (Self::Source(driver, effects), SwitchoverMessage::ToSource(said)) => {
-                driver.step(source::Event::Heard(said), effects);
+                driver.step(source::Event::Received(said), effects);
             }
             (Self::Destination(driver, effects), SwitchoverMessage::ToDestination(said)) => {
-                driver.step(destination::Event::Heard(said), effects);
+                driver.step(destination::Event::Received(said), effects);
             }
             (_, ignored) => tracing::warn!(?ignored, "a switchover message for the other side"),
         }

@@ -101,7 +101,7 @@ impl DestinationEffects {
 }
 
 impl Effects for DestinationEffects {
-    fn say(&mut self, said: &Envelope<ToSource>) {
+    fn send(&mut self, said: &Envelope<ToSource>) {
         self.outbox.push_back(SwitchoverMessage::ToSource(said.clone()));
     }
 

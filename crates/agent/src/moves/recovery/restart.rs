@@ -94,7 +94,7 @@ impl Settler {
             match (machine::reopen(&record, &dir), &vm) {
                 (Ok(machine), Some(vm)) if self.is_about(vm) => vm.met(machine),
                 (Ok(machine), _) => return Ok(Some(Arc::new(machine))),
-                (Err(StartError::Process(ProcessError::Gone { .. })), _) => return Ok(None),
+                (Err(StartError::Process(ProcessError::Exited { .. })), _) => return Ok(None),
                 (Err(error), _) => {
                     self.show(Some(format!(
                         "the fate of {} is not known: its QEMU exists and can't be queried \

@@ -51,14 +51,14 @@ impl SourceEffects {
             ) => {
                 self.done(Outcome::Stays { reason: "the operator took it back".into() });
             }
-            (Phase::Dropped, Found::Missing) => self.done(Outcome::Gone),
+            (Phase::Dropped, Found::Missing) => self.done(Outcome::Moved),
             _ => {}
         }
     }
 }
 
 impl Effects for SourceEffects {
-    fn say(&mut self, said: &Envelope<ToDestination>) {
+    fn send(&mut self, said: &Envelope<ToDestination>) {
         self.outbox.push_back(SwitchoverMessage::ToDestination(said.clone()));
     }
 
@@ -106,7 +106,7 @@ impl Effects for SourceEffects {
             return;
         }
         match outcome {
-            Outcome::Gone => self.registry.moved(&self.opened.vm),
+            Outcome::Moved => self.registry.moved(&self.opened.vm),
             Outcome::Stays { .. } | Outcome::Lost { .. } => self.registry.stays(&self.opened.vm),
         }
     }

@@ -74,7 +74,7 @@ impl Settler {
                     if let Request::Message(..) = &told {
                         self.note(None);
                     }
-                    hear(told, &mut case, &self.opened.vm);
+                    receive(told, &mut case, &self.opened.vm);
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     self.tries = (self.tries + 1).min(PATIENCE_MAX);
@@ -150,7 +150,7 @@ impl Settler {
             let answer = self.send(message);
             self.note(answer.as_ref().err());
             match answer {
-                Ok(Some(answer)) => case.heard(answer),
+                Ok(Some(answer)) => case.received(answer),
                 Ok(None) => {}
                 // The message is sent again later; the others in the queue are older.
                 Err(_) => case.outbox().clear(),
@@ -194,15 +194,15 @@ pub(super) fn is_about(opened: &Opened, vm: &Vm) -> bool {
     qemu.is_none_or(|qemu| vm.may_be_of(&qemu))
 }
 
-fn hear(told: Request, case: &mut Case, vm: &str) {
+fn receive(told: Request, case: &mut Case, vm: &str) {
     match told {
         Request::Message(message, reply) => {
             // The queued messages are older than the answer to this one.
             case.outbox().clear();
-            case.heard(message);
+            case.received(message);
             let answer = case.outbox().pop_front();
-            if let Err(unheard) = reply.send(answer)
-                && let Some(answer) = unheard.into_inner()
+            if let Err(undelivered) = reply.send(answer)
+                && let Some(answer) = undelivered.into_inner()
             {
                 case.outbox().push_front(answer);
             }

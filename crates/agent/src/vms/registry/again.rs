@@ -180,7 +180,7 @@ fn none_runs(vm: &Vm) -> Result<(), Denied> {
         return Ok(());
     };
     match machine::reopen(&recorded, &vm.dir) {
-        Err(StartError::Process(ProcessError::Gone { .. })) => Ok(()),
+        Err(StartError::Process(ProcessError::Exited { .. })) => Ok(()),
         Ok(_) => Err(runs()),
         Err(error) => Err(Denied::Conflict(format!(
             "a QEMU of {name} may run here: {error}. Removing the record never ends a QEMU: end \

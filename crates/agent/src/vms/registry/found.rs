@@ -98,7 +98,7 @@ fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
     match (reopened, record.standing) {
         (Ok(machine), Standing::Arriving) => arrived(name, dir, machine, record),
         (Ok(machine), _) => Some(meet(name, dir, machine, &record)),
-        (Err(StartError::Process(error @ ProcessError::Gone { .. })), _) => {
+        (Err(StartError::Process(error @ ProcessError::Exited { .. })), _) => {
             Some(dead(name, dir, record, &error))
         }
         (Err(error), _) => {

@@ -107,7 +107,7 @@ impl Vm {
             self.measure(&machine);
         }
         let mut known = self.known.lock();
-        known.hear();
+        known.receive();
         match answer {
             Ok(status) => {
                 known.status = match status["status"].as_str() {
@@ -198,7 +198,7 @@ impl Vm {
 
     fn epitaph(&self, machine: &Machine) -> String {
         let mut known = self.known.lock();
-        known.hear();
+        known.receive();
         let why = known.shut_down.map_or(WITHOUT_A_WORD, |shut_down| shut_down.how);
         with_log(why, machine.log().unwrap_or(&self.dir.join("qemu.log")))
     }

@@ -66,7 +66,7 @@ impl Ends {
     ///
     /// `stops_again` replaces the receiver of STOPs if it is lost; none if the connection has
     /// ended.
-    pub(super) fn hear(
+    pub(super) fn receive(
         &mut self,
         before: Option<ShutDown>,
         stops_again: impl FnOnce() -> Option<Receiver<Event>>,
@@ -121,8 +121,8 @@ mod tests {
             Self { shutdowns: to_shutdowns, stops: to_stops, ends: Ends { shutdowns, stops } }
         }
 
-        fn hear(&mut self, before: Option<ShutDown>) -> Option<ShutDown> {
-            self.ends.hear(before, || panic!("it is connected"))
+        fn receive(&mut self, before: Option<ShutDown>) -> Option<ShutDown> {
+            self.ends.receive(before, || panic!("it is connected"))
         }
     }
 
@@ -144,19 +144,19 @@ mod tests {
     fn only_a_qemu_that_ends_is_sent_a_signal() {
         let mut qemu = Played::new();
         qemu.stops.send(stop(40)).unwrap();
-        assert!(qemu.hear(None).is_none(), "its owner stopped it");
+        assert!(qemu.receive(None).is_none(), "its owner stopped it");
         qemu.shutdowns.send(shutdown(0)).unwrap();
-        let begun = qemu.hear(None).unwrap();
-        assert!(!begun.needs_a_signal(), "it has just begun to end");
+        let started = qemu.receive(None).unwrap();
+        assert!(!started.needs_a_signal(), "it has just started to end");
         qemu.stops.send(stop(31)).unwrap();
         qemu.shutdowns.send(shutdown(30)).unwrap();
-        let ends = qemu.hear(Some(begun)).unwrap();
+        let ends = qemu.receive(Some(started)).unwrap();
         assert!(ends.needs_a_signal(), "the stop was before");
-        assert!(qemu.hear(Some(ends)).unwrap().needs_a_signal());
+        assert!(qemu.receive(Some(ends)).unwrap().needs_a_signal());
         qemu.stops.send(stop(29)).unwrap();
-        let kept = qemu.hear(Some(ends)).unwrap();
+        let kept = qemu.receive(Some(ends)).unwrap();
         assert!(!kept.needs_a_signal(), "it was told to keep it");
-        assert!(!qemu.hear(Some(kept)).unwrap().needs_a_signal());
+        assert!(!qemu.receive(Some(kept)).unwrap().needs_a_signal());
         assert_eq!(kept.how, "the guest shut down");
     }
 
@@ -167,14 +167,14 @@ mod tests {
         // As the reader does with a receiver that is full.
         qemu.stops = again;
         qemu.shutdowns.send(shutdown(30)).unwrap();
-        let unsure = qemu.ends.hear(None, || Some(stops)).unwrap();
+        let unsure = qemu.ends.receive(None, || Some(stops)).unwrap();
         assert_eq!(unsure.how, "the guest shut down");
         assert!(!unsure.needs_a_signal(), "its stop may be lost");
         qemu.shutdowns.send(shutdown(20)).unwrap();
-        assert!(qemu.hear(Some(unsure)).unwrap().needs_a_signal());
+        assert!(qemu.receive(Some(unsure)).unwrap().needs_a_signal());
         qemu.stops.send(stop(19)).unwrap();
         qemu.shutdowns.send(shutdown(20)).unwrap();
-        assert!(!qemu.hear(None).unwrap().needs_a_signal(), "stops are heard again");
+        assert!(!qemu.receive(None).unwrap().needs_a_signal(), "stops are received again");
     }
 
     #[test]
@@ -183,8 +183,8 @@ mod tests {
         drop(stops);
         shutdowns.send(shutdown(30)).unwrap();
         drop(shutdowns);
-        let heard = ends.hear(None, || None).unwrap();
-        assert_eq!(heard.how, "the guest shut down");
-        assert!(ends.hear(Some(heard), || None).is_some());
+        let received = ends.receive(None, || None).unwrap();
+        assert_eq!(received.how, "the guest shut down");
+        assert!(ends.receive(Some(received), || None).is_some());
     }
 }

@@ -183,8 +183,8 @@ impl Ask<'_> {
             summary
         } else {
             let mut part = |part| learn(understood(part));
-            let heard = port.ask_in_parts(limits, *budget, patience, &mut part);
-            heard.map_err(said)?
+            let received = port.ask_in_parts(limits, *budget, patience, &mut part);
+            received.map_err(said)?
         };
         notes.helper_answers();
         if is_any_named && !is_any_found {
@@ -218,7 +218,7 @@ impl Ask<'_> {
 
 /// Whether a helper runs in the guest, and can't answer: its operator wants to know why.
 fn is_of_a_helper(error: &GuestError) -> bool {
-    matches!(error, GuestError::Said(Fault::Refused { .. } | Fault::OtherVersion { .. }))
+    matches!(error, GuestError::Answer(Fault::Refused { .. } | Fault::OtherVersion { .. }))
 }
 
 /// A note for the operator about an incomplete map.
@@ -255,11 +255,11 @@ mod tests {
 
     #[test]
     fn a_helper_that_cannot_answer_is_told_from_none() {
-        let refused = GuestError::Said(Fault::Refused { text: "openat2".to_owned() });
-        let other = GuestError::Said(Fault::OtherVersion { theirs: 9 });
+        let refused = GuestError::Answer(Fault::Refused { text: "openat2".to_owned() });
+        let other = GuestError::Answer(Fault::OtherVersion { theirs: 9 });
         assert!(is_of_a_helper(&refused) && is_of_a_helper(&other));
-        // Of a guest without a helper nobody wants to hear that it has none.
-        let garbage = GuestError::Said(Fault::NoGreeting { bytes: 7 });
+        // Of a guest without a helper nobody needs the note that it has none.
+        let garbage = GuestError::Answer(Fault::NoGreeting { bytes: 7 });
         assert!(!is_of_a_helper(&GuestError::NobodyThere) && !is_of_a_helper(&garbage));
     }
 

@@ -87,7 +87,7 @@ fn no_peer_keeps_others_from_leading() {
     assert!(!admit(STRANGER).leads(Some("host-a")), "wherever it comes from");
     assert!(!admit(HOST).leads(None));
     assert!(admit(STRANGER).leads(None) && admit(HOST).leads(Some("host-b")));
-    // An order that is being followed, or a connection that is over, leaves its place.
+    // An order that is being followed, or a connection that has ended, leaves its place.
     assert!(leading[0].arrives(Some("host-a")));
     assert!(admit(HOST).leads(Some("host-a")));
     drop(leading);

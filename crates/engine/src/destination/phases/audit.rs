@@ -10,7 +10,7 @@ use wire::{AuditOrder, ToDestination, ToSource};
 
 use super::connect::Connected;
 use super::end::{End, ended};
-use crate::link::Heard;
+use crate::link::Received;
 
 /// Digests in one message.
 const DIGESTS_AT_ONCE: usize = 1 << 14;
@@ -96,7 +96,7 @@ impl Connected<'_> {
         }
         loop {
             match self.next()? {
-                Heard::Message(ToDestination::AuditRanges { ranges }) => {
+                Received::Message(ToDestination::AuditRanges { ranges }) => {
                     for (block, range) in ranges {
                         let known = ledger.block(BlockId(block));
                         let entries = known.and_then(|block| block.entries(range));
@@ -106,8 +106,10 @@ impl Connected<'_> {
                         self.say(&ToSource::AuditEntries { block, range, entries })?;
                     }
                 }
-                Heard::Message(ToDestination::AuditAccepted) => return Ok(()),
-                Heard::Message(ToDestination::Spare { .. } | ToDestination::FlushDisk { .. }) => {}
+                Received::Message(ToDestination::AuditAccepted) => return Ok(()),
+                Received::Message(
+                    ToDestination::Spare { .. } | ToDestination::FlushDisk { .. },
+                ) => {}
                 other => return Err(ended(other)),
             }
         }

@@ -37,7 +37,7 @@ use crate::destination::connections::Place;
 use crate::destination::nic_use::Telling;
 use crate::destination::postcopies::Relayed;
 use crate::error::LinkError;
-use crate::link::{CARRIED_DEAD_AFTER, Heard};
+use crate::link::{CARRIED_DEAD_AFTER, Received};
 use crate::resources::Pools;
 use crate::tail::Tail;
 use back::{Back, Closed};
@@ -111,7 +111,7 @@ struct ByLanes {
 
 /// The leading thread's next event.
 enum Next {
-    Heard(Heard<ToDestination>),
+    Received(Received<ToDestination>),
     Closed(Closed),
     Written(Written),
     Broken(String),
@@ -178,7 +178,7 @@ impl Connected<'_> {
         };
         let ended = caught(|| carried.follow());
         if !matches!(ended.returned(), Some(Ok(()))) {
-            // The source is to be told why, and not that QEMU has closed.
+            // The source is to receive the reason, and not that QEMU has closed.
             carried.back.hush();
         }
         carried.close();
@@ -204,12 +204,12 @@ impl Carried<'_> {
                         by_lanes.ended = true;
                     }
                 }
-                Next::Heard(heard) => match heard {
-                    Heard::Whole(piece) => self.relay(&piece)?,
-                    Heard::Message(ToDestination::RelayBegins) if self.is_new() => {
+                Next::Received(received) => match received {
+                    Received::Whole(piece) => self.relay(&piece)?,
+                    Received::Message(ToDestination::RelayBegins) if self.is_new() => {
                         self.incoming = Incoming::Relayed(self.relay_by_lanes()?);
                     }
-                    Heard::Message(ToDestination::RelayEnds { bytes }) => {
+                    Received::Message(ToDestination::RelayEnds { bytes }) => {
                         let Incoming::Relayed(by_lanes) = &self.incoming else {
                             return Err(End::failed(
                                 "the source ended a stream that it had not started",
@@ -217,16 +217,18 @@ impl Carried<'_> {
                         };
                         by_lanes.in_order.ends_at(bytes);
                     }
-                    Heard::Message(ToDestination::Storage(order)) if self.is_new() => {
+                    Received::Message(ToDestination::Storage(order)) if self.is_new() => {
                         self.read_disks(order)?;
                     }
-                    Heard::Message(ToDestination::Channels(order)) if self.channels.is_none() => {
+                    Received::Message(ToDestination::Channels(order))
+                        if self.channels.is_none() =>
+                    {
                         self.channels = Some(Channels::open(&self.onward, &order)?);
                     }
-                    Heard::Message(ToDestination::Blocks { blocks, ram_section, footers }) => {
+                    Received::Message(ToDestination::Blocks { blocks, ram_section, footers }) => {
                         announced = Some((blocks, ram_section, footers));
                     }
-                    Heard::Head(head) => {
+                    Received::Head(head) => {
                         let blocks = announced.take();
                         let blocks = blocks.filter(|_| self.is_new());
                         let (blocks, ram_section, footers) = blocks.ok_or_else(|| {
@@ -234,22 +236,22 @@ impl Carried<'_> {
                         })?;
                         self.split(blocks, (&head, ram_section, footers))?;
                     }
-                    Heard::Tail(piece) => self.tail(&piece)?,
-                    Heard::Message(ToDestination::Placed { audit }) => self.placed(&audit)?,
-                    Heard::Message(ToDestination::Spare { pages }) => {
+                    Received::Tail(piece) => self.tail(&piece)?,
+                    Received::Message(ToDestination::Placed { audit }) => self.placed(&audit)?,
+                    Received::Message(ToDestination::Spare { pages }) => {
                         if let Incoming::Split(split) = &self.incoming {
                             split.opened.spare(pages);
                         }
                     }
-                    Heard::Message(ToDestination::Terms(terms)) => {
+                    Received::Message(ToDestination::Terms(terms)) => {
                         self.connected.lanes.threads().set(&terms);
                     }
-                    Heard::Message(ToDestination::Abort { reason }) => {
+                    Received::Message(ToDestination::Abort { reason }) => {
                         return Err(End::Over(reason));
                     }
                     // QEMU here has loaded the VM: closing the rest is up to the source.
-                    Heard::Gone(_) if self.closed.is_some() => return Ok(()),
-                    Heard::Gone(error) => return self.source_gone(&error),
+                    Received::Disconnected(_) if self.closed.is_some() => return Ok(()),
+                    Received::Disconnected(error) => return self.source_disconnected(&error),
                     _ => return Err(End::failed("the source sent a message out of turn")),
                 },
             }
@@ -259,11 +261,11 @@ impl Carried<'_> {
 
     /// Handles the loss of the source's connection. The source closes it after the last word of the
     /// QEMU here, which may not have been seen yet.
-    fn source_gone(&mut self, error: &LinkError) -> Result<(), End> {
+    fn source_disconnected(&mut self, error: &LinkError) -> Result<(), End> {
         let is_fed = matches!(&self.incoming, Incoming::Split(split) if matches!(split.after_ram, AfterRam::Fed));
         if is_fed && let Ok(closed) = self.back.closed.recv_timeout(LAST_WORD_MAX) {
             let ended = self.closed_here(closed);
-            // The source doesn't miss what it isn't told any more.
+            // The source doesn't miss what it doesn't receive any more.
             return if closed.shut == Some(0) { Ok(()) } else { ended };
         }
         Err(End::Over(format!("lost the source's agent: {error}")))
@@ -277,8 +279,8 @@ impl Carried<'_> {
             _ => never(),
         };
         select! {
-            recv(self.connected.hear) -> heard => heard
-                .map(Next::Heard)
+            recv(self.connected.inbox) -> received => received
+                .map(Next::Received)
                 .map_err(|_| End::Over("the source's connection has ended".to_owned())),
             recv(self.connected.broken) -> why => {
                 Ok(Next::Broken(why.unwrap_or_else(|_| "a lane failed".to_owned())))

@@ -12,7 +12,7 @@ use wire::{ToDestination, ToSource, Token};
 use super::end::End;
 use crate::destination::lanes::ArrivingLanes;
 use crate::destination::shared::Shared;
-use crate::link::{Heard, Link};
+use crate::link::{Link, Received};
 use crate::waits::{LOOK, Silence};
 
 /// Multiple of the time for which a source waits before it gives up a migration without progress: a
@@ -23,9 +23,9 @@ pub(super) const SILENCE: u32 = 2;
 pub(super) struct Connected<'s> {
     pub(super) shared: &'s Shared,
     pub(super) link: Arc<Link<ToSource>>,
-    pub(super) hear: Receiver<Heard<ToDestination>>,
-    /// What was heard before its turn.
-    early: Mutex<Option<Heard<ToDestination>>>,
+    pub(super) inbox: Receiver<Received<ToDestination>>,
+    /// What was received before its turn.
+    early: Mutex<Option<Received<ToDestination>>>,
     /// The token of its lanes.
     pub(super) token: Token,
     pub(super) lanes: Arc<ArrivingLanes>,
@@ -44,23 +44,25 @@ impl<'s> Connected<'s> {
     ) -> std::io::Result<Self> {
         let peer = connection.peer_address()?;
         let certified = connection.peer().map(str::to_owned);
-        let (link, hear) = Link::start(connection, &format!("source-{number}"))?;
+        let (link, inbox) = Link::start(connection, &format!("source-{number}"))?;
         let (tell_broken, broken) = bounded(1);
         let resources = &shared.local.resources;
         let lanes = Arc::new(ArrivingLanes::new(tell_broken, resources, certified.clone()));
         let (link, token) = (Arc::new(link), new_token()?);
         let early = Mutex::default();
-        Ok(Self { shared, link, hear, early, token, lanes, broken, peer, certified })
+        Ok(Self { shared, link, inbox, early, token, lanes, broken, peer, certified })
     }
 
     /// Whether the source still waits for the answer to its order; otherwise an error. To be asked
-    /// while the order takes long and nothing else is heard.
+    /// while the order takes long and nothing else is received.
     pub(super) fn is_awaited(&self) -> Result<(), String> {
         let mut early = self.early.lock();
         while early.is_none() {
-            match self.hear.try_recv() {
-                Ok(Heard::Message(ToDestination::Terms(terms))) => self.lanes.threads().set(&terms),
-                Ok(heard) => *early = Some(heard),
+            match self.inbox.try_recv() {
+                Ok(Received::Message(ToDestination::Terms(terms))) => {
+                    self.lanes.threads().set(&terms);
+                }
+                Ok(received) => *early = Some(received),
                 Err(TryRecvError::Empty) => return Ok(()),
                 Err(TryRecvError::Disconnected) => break,
             }
@@ -68,8 +70,8 @@ impl<'s> Connected<'s> {
         match &*early {
             None
             | Some(
-                Heard::Gone(_)
-                | Heard::Message(ToDestination::Abort { .. } | ToDestination::Switchover { .. }),
+                Received::Disconnected(_)
+                | Received::Message(ToDestination::Abort { .. } | ToDestination::Switchover { .. }),
             ) => Err("the source no longer waits for it".to_owned()),
             // Its turn comes.
             Some(_) => Ok(()),
@@ -77,15 +79,15 @@ impl<'s> Connected<'s> {
     }
 
     /// What the source says next, without regard to anything else.
-    pub(super) fn hear_within(
+    pub(super) fn receive_within(
         &self,
         limit: Duration,
-    ) -> Result<Heard<ToDestination>, RecvTimeoutError> {
+    ) -> Result<Received<ToDestination>, RecvTimeoutError> {
         let early = self.early.lock().take();
-        early.map_or_else(|| self.hear.recv_timeout(limit), Ok)
+        early.map_or_else(|| self.inbox.recv_timeout(limit), Ok)
     }
 
-    pub(super) fn next(&self) -> Result<Heard<ToDestination>, End> {
+    pub(super) fn next(&self) -> Result<Received<ToDestination>, End> {
         self.next_while(&mut Silence::new(), 0)
     }
 
@@ -95,7 +97,7 @@ impl<'s> Connected<'s> {
         &self,
         silence: &mut Silence,
         more: u64,
-    ) -> Result<Heard<ToDestination>, End> {
+    ) -> Result<Received<ToDestination>, End> {
         if let Some(early) = self.early.lock().take() {
             return Ok(early);
         }
@@ -107,19 +109,19 @@ impl<'s> Connected<'s> {
                 let why = format!("nothing of the VM has arrived for {seconds} s");
                 return Err(End::failed(why));
             }
-            let heard = select! {
+            let received = select! {
                 recv(after(LOOK)) -> _ => continue,
-                recv(self.hear) -> heard => {
-                    heard.map_err(|_| End::Over("the source's connection has ended".to_owned()))?
+                recv(self.inbox) -> received => {
+                    received.map_err(|_| End::Over("the source's connection has ended".to_owned()))?
                 }
                 recv(self.broken) -> why => {
                     return Err(End::failed(why.unwrap_or_else(|_| "a lane failed".to_owned())));
                 }
             };
-            match heard {
+            match received {
                 // In any phase, they hold from now on.
-                Heard::Message(ToDestination::Terms(terms)) => self.lanes.threads().set(&terms),
-                heard => return Ok(heard),
+                Received::Message(ToDestination::Terms(terms)) => self.lanes.threads().set(&terms),
+                received => return Ok(received),
             }
         }
     }

@@ -107,7 +107,7 @@ impl Keeper {
 }
 
 impl Effects for Keeper {
-    fn say(&mut self, said: &Envelope<switchover::ToSource>) {
+    fn send(&mut self, said: &Envelope<switchover::ToSource>) {
         // A lost message is repeated, or requested.
         if let Err(error) = self.link.say(&ToSource::Switchover { said: said.clone() }) {
             tracing::info!(%error, "cannot send a switchover message");
@@ -123,7 +123,7 @@ impl Effects for Keeper {
         let Some(Loaded { incoming, .. }) = &self.loaded else {
             return Step::ContFailed { reason: "it never waited for a VM".into(), never_ran: true };
         };
-        // A QEMU that ended before it was told to run the VM never ran it: the VM goes on at its
+        // A QEMU that ended before it was ordered to run the VM never ran it: the VM goes on at its
         // source.
         if self.ran.is_none() && !self.machine.process.is_alive() {
             let reason = "its QEMU had ended before it was to run the VM".into();

@@ -2,12 +2,12 @@
 
 use wire::ToDestination;
 
-use crate::link::Heard;
+use crate::link::Received;
 
 /// Why an arrival ended before the VM was loaded.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The source is to be told this.
+    /// The source is to receive this.
     Failed(String),
     /// The source ended it, or its connection is lost.
     Over(String),
@@ -20,12 +20,12 @@ impl End {
 }
 
 /// Interprets an unexpected message.
-pub(super) fn ended(heard: Heard<ToDestination>) -> End {
-    match heard {
-        Heard::Message(ToDestination::Abort { reason }) => {
+pub(super) fn ended(received: Received<ToDestination>) -> End {
+    match received {
+        Received::Message(ToDestination::Abort { reason }) => {
             End::Over(format!("the source ended the migration: {reason}"))
         }
-        Heard::Message(ToDestination::Switchover { said }) => match said.message {
+        Received::Message(ToDestination::Switchover { said }) => match said.message {
             switchover::ToDestination::Aborted { reason } => {
                 End::Over(format!("the source ended the migration: {reason}"))
             }
@@ -36,7 +36,7 @@ pub(super) fn ended(heard: Heard<ToDestination>) -> End {
                 End::failed("the source released a VM that is not loaded")
             }
         },
-        Heard::Gone(error) => End::Over(format!("lost the source's agent: {error}")),
+        Received::Disconnected(error) => End::Over(format!("lost the source's agent: {error}")),
         _ => End::failed("the source sent a message out of turn"),
     }
 }

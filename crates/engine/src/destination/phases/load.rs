@@ -21,7 +21,7 @@ use super::prove::Proved;
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::lanes::ArrivingLanes;
 use crate::destination::nic_use::Telling;
-use crate::link::Heard;
+use crate::link::Received;
 use crate::tail::Tail;
 
 /// When a QEMU that hung has ended, the thread that waited for it returns at once.
@@ -80,25 +80,25 @@ impl Connected<'_> {
         })
         .map_err(End::failed)?;
         let end = loop {
-            let heard = select! {
+            let received = select! {
                 recv(done) -> loaded => {
                     return loaded.unwrap_or_else(|_| Err(End::failed("a fault in the agent")));
                 }
-                recv(self.hear) -> heard => heard,
+                recv(self.inbox) -> received => received,
                 recv(self.broken) -> why => {
                     break End::failed(why.unwrap_or_else(|_| "a lane failed".to_owned()));
                 }
                 recv(late) -> _ => break End::failed("its QEMU here does not load it"),
             };
-            match heard {
+            match received {
                 // All data is here and flushed, so no thread is left that these concern. A flush
                 // that was requested while the VM ran may arrive late.
-                Ok(Heard::Message(
+                Ok(Received::Message(
                     ToDestination::Terms(_)
                     | ToDestination::FlushDisk { .. }
                     | ToDestination::Spare { .. },
                 )) => {}
-                Ok(heard) => break ended(heard),
+                Ok(received) => break ended(received),
                 Err(_) => break End::Over("the source's connection has ended".to_owned()),
             }
         };

@@ -7,7 +7,7 @@ use wire::{Prepare, ToDestination, ToSource};
 
 use super::connect::Connected;
 use super::end::End;
-use crate::link::Heard;
+use crate::link::Received;
 
 /// The longest time between connecting and the order.
 const ORDER_MAX: Duration = Duration::from_secs(10);
@@ -22,18 +22,18 @@ pub(super) enum Order {
 
 impl Connected<'_> {
     /// The order; none if another agent only asked a question, which is answered.
-    pub(super) fn hear_order(&self) -> Result<Option<Order>, End> {
-        match self.hear.recv_timeout(ORDER_MAX) {
-            Ok(Heard::Message(ToDestination::Prepare(order))) => Ok(Some(Order::Prepare(order))),
-            Ok(Heard::Message(ToDestination::Carry(order))) => Ok(Some(Order::Carry(order))),
-            Ok(Heard::Message(ToDestination::Examine { question })) => {
+    pub(super) fn receive_order(&self) -> Result<Option<Order>, End> {
+        match self.inbox.recv_timeout(ORDER_MAX) {
+            Ok(Received::Message(ToDestination::Prepare(order))) => Ok(Some(Order::Prepare(order))),
+            Ok(Received::Message(ToDestination::Carry(order))) => Ok(Some(Order::Carry(order))),
+            Ok(Received::Message(ToDestination::Examine { question })) => {
                 self.check_listed()?;
                 let answer = self.shared.host.examine(question);
                 // If the answer can't be sent, the peer no longer waits for it.
                 let _ = self.link.say(&ToSource::Examined { answer });
                 Ok(None)
             }
-            Ok(Heard::Gone(error)) => Err(End::Over(error.to_string())),
+            Ok(Received::Disconnected(error)) => Err(End::Over(error.to_string())),
             Ok(_) => Err(End::failed("an order to prepare was expected first")),
             Err(_) => Err(End::Over("no order arrived".to_owned())),
         }

@@ -17,7 +17,7 @@ use super::audit::Auditing;
 use super::connect::{Connected, SILENCE, hex};
 use super::effects::Keeper;
 use super::end::End;
-use super::sharing::{Found, Told, Wanted};
+use super::sharing::{Found, PagesOrder, PagesReport};
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::nic_use::Telling;
 use crate::resources::Pools;
@@ -89,7 +89,7 @@ impl<'s> Connected<'s> {
         machine: &'a Machine,
         disks: Option<&Arc<ArrivingDisks>>,
         pools: &Pools,
-        mut wanted: Wanted,
+        mut wanted: PagesOrder,
     ) -> Result<Prepared<'a, 's>, End> {
         let audit = wanted.audit;
         let incoming = Arc::new(Incoming::of(machine).map_err(End::failed)?);
@@ -101,7 +101,8 @@ impl<'s> Connected<'s> {
         let mut notes = std::mem::take(&mut wanted.notes);
         let RamBlocks { reached: ram, notes: of_ram } = RamBlocks::of(machine);
         notes.extend(of_ram);
-        let Told { found, sharing, note, storage, storage_notes } = self.share(machine, wanted);
+        let PagesReport { found, sharing, note, storage, storage_notes } =
+            self.share(machine, wanted);
         notes.extend(note);
         let prepared = wire::Prepared {
             token: hex(self.token),

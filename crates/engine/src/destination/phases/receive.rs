@@ -15,7 +15,7 @@ use super::end::{End, ended};
 use super::prepare::Prepared;
 use super::sharing::Found;
 use crate::destination::by_name::ByName;
-use crate::link::Heard;
+use crate::link::Received;
 use crate::tail::Tail;
 use crate::waits::Silence;
 
@@ -90,7 +90,7 @@ impl<'a, 's> Prepared<'a, 's> {
         let tail = Tail::new(&self.connected.shared.local.resources.coming_tails);
         let mut streamed = Streamed { opened: None, tail, whole_bytes: 0 };
         let sharing = self.found.shares.as_ref().map(|shares| Arc::clone(&shares.sharing));
-        match self.hear_stream(&mut streamed) {
+        match self.receive_stream(&mut streamed) {
             Ok(totals) => {
                 let Streamed { opened, tail, .. } = streamed;
                 Ok(Delivered { opened, tail, totals, sharing, prepared: self })
@@ -105,14 +105,14 @@ impl<'a, 's> Prepared<'a, 's> {
     }
 
     /// Receives the stream; returns the source's totals for the audit.
-    fn hear_stream(&mut self, streamed: &mut Streamed) -> Result<Vec<u64>, End> {
+    fn receive_stream(&mut self, streamed: &mut Streamed) -> Result<Vec<u64>, End> {
         let (mut announced, mut silence) = (None, Silence::new());
         loop {
             match self.connected.next_while(&mut silence, streamed.arrived())? {
-                Heard::Message(ToDestination::Blocks { blocks, ram_section, footers }) => {
+                Received::Message(ToDestination::Blocks { blocks, ram_section, footers }) => {
                     announced = Some((blocks, ram_section, footers));
                 }
-                Heard::Head(head) => {
+                Received::Head(head) => {
                     let (blocks, ram_section, footers) = announced.take().ok_or_else(|| {
                         End::failed("the head of the stream arrived without its block list")
                     })?;
@@ -121,25 +121,25 @@ impl<'a, 's> Prepared<'a, 's> {
                     let reach = Reach { ram: &self.ram, feeder: &self.feeder, audit: self.audit };
                     streamed.opened = Some(self.connected.open_lanes(&reach, blocks, found)?);
                 }
-                Heard::Tail(_) if streamed.opened.is_none() => {
+                Received::Tail(_) if streamed.opened.is_none() => {
                     return Err(End::failed("the tail of the stream arrived before its head"));
                 }
-                Heard::Tail(piece) => streamed.tail.push(&piece).map_err(End::failed)?,
-                Heard::Whole(piece) => {
+                Received::Tail(piece) => streamed.tail.push(&piece).map_err(End::failed)?,
+                Received::Whole(piece) => {
                     streamed.whole_bytes += piece.len() as u64;
                     let fed = self.feeder.whole(&piece);
                     fed.map_err(|error| End::failed(self.incoming.explain(&error)))?;
                 }
-                Heard::Message(ToDestination::Spare { pages }) => {
+                Received::Message(ToDestination::Spare { pages }) => {
                     if let Some(opened) = &streamed.opened {
                         opened.spare(pages);
                     }
                 }
-                Heard::Message(ToDestination::FlushDisk { ticket, disk }) => match &self.disks {
+                Received::Message(ToDestination::FlushDisk { ticket, disk }) => match &self.disks {
                     Some(disks) => disks.flush(ticket, disk).map_err(End::failed)?,
                     None => return Err(End::failed("a disk was to be flushed, and no disk moves")),
                 },
-                Heard::Message(ToDestination::Complete { residue_bytes, audit }) => {
+                Received::Message(ToDestination::Complete { residue_bytes, audit }) => {
                     let came = streamed.tail.bytes().len() as u64 + streamed.whole_bytes;
                     if residue_bytes != came {
                         return Err(End::failed(format!(
@@ -191,7 +191,7 @@ impl Connected<'_> {
         let mappings: Vec<_> = plans.iter().map(mapping).collect();
         let mut held = Blocks::default();
         for (plan, mapping) in plans.iter().zip(&mappings) {
-            held.push(plan.bytes, mapping.clone());
+            held.push(plan.name.clone(), plan.bytes, mapping.clone());
         }
         let placer = Placer::new(plans, feeder.handle()).map_err(End::failed)?;
         let placer = Arc::new(audit.of_placer(placer)?);

@@ -92,7 +92,7 @@ impl Agreed {
 }
 
 /// The parts of the source's order about pages, and what is noted about the others.
-pub(super) struct Wanted {
+pub(super) struct PagesOrder {
     /// How content is to be shared.
     pub(super) sharing: Agreed,
     /// Which disks are to be read.
@@ -103,9 +103,9 @@ pub(super) struct Wanted {
     pub(super) notes: Vec<String>,
 }
 
-/// How pages are found, and what the source is told about that.
+/// How pages are found, and what is reported to the source.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct PagesReport {
     pub(super) found: Found,
     /// Whether content is shared.
     pub(super) sharing: bool,
@@ -149,12 +149,12 @@ impl Connected<'_> {
     pub(super) fn share(
         &self,
         machine: &Machine,
-        Wanted { sharing: Agreed { shares, note, .. }, storage: from_disks, .. }: Wanted,
-    ) -> Told {
+        PagesOrder { sharing: Agreed { shares, note, .. }, storage: from_disks, .. }: PagesOrder,
+    ) -> PagesReport {
         let sharing = shares.is_some();
         let Some(wanted) = from_disks else {
             let found = Found::of(shares, None);
-            return Told { found, sharing, note, ..Told::default() };
+            return PagesReport { found, sharing, note, ..PagesReport::default() };
         };
         let disks = guest_disks::disks(&machine.qmp, &machine.cwd);
         let waiting = Waiting {
@@ -165,7 +165,7 @@ impl Connected<'_> {
             storage::open(waiting, &wanted, &self.shared.local, self.lanes.threads());
         let storage = disks.opened.iter().map(Option::is_some).collect();
         let found = Found::of(shares, Some((disks, wanted.secret)));
-        Told { found, sharing, note, storage, storage_notes }
+        PagesReport { found, sharing, note, storage, storage_notes }
     }
 }
 

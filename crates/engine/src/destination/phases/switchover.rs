@@ -9,7 +9,7 @@ use wire::ToDestination;
 
 use super::connect::Connected;
 use super::effects::Keeper;
-use crate::link::Heard;
+use crate::link::Received;
 
 /// The time limit for the source's next message, as long as there is a connection: the source first
 /// waits for QEMU's report of how its migration ended, or for QEMU's end.
@@ -18,13 +18,15 @@ const WORD_MAX: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
 
 impl Connected<'_> {
-    /// Follows the source until the switchover is over on this side, or the connection is lost.
+    /// Follows the source until the switchover has ended on this side, or the connection is lost.
     pub(super) fn see_it_through(&self, driver: &mut Driver, keeper: &mut Keeper) {
         while let Some(wait) = driver.machine().wait() {
             let limit = if wait == Wait::Retry { RETRY } else { WORD_MAX };
-            let event = match self.hear_within(limit) {
-                Ok(Heard::Message(ToDestination::Switchover { said })) => Step::Heard(said),
-                Ok(Heard::Gone(error)) => Step::ConnectionLost { reason: error.to_string().into() },
+            let event = match self.receive_within(limit) {
+                Ok(Received::Message(ToDestination::Switchover { said })) => Step::Received(said),
+                Ok(Received::Disconnected(error)) => {
+                    Step::ConnectionLost { reason: error.to_string().into() }
+                }
                 Ok(_) => continue,
                 Err(RecvTimeoutError::Timeout) if keeper.machine().process.is_alive() => {
                     Step::Timeout

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ::audit::Hash;
 use crossbeam_channel::Receiver;
-use dedup::source::{Naming, Plan, Waits};
+use dedup::source::{NamedBefore, Naming, Plan, Waits};
 use transport::{Deltas, LanesPlan};
 use wire::carry::{Carry, Carrying, Target};
 use wire::{SharingOrder, ToDestination, ToSource};
@@ -14,7 +14,7 @@ use super::from_disks::Reading;
 use super::request::CarryRequest;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
-use crate::link::{CARRIED_DEAD_AFTER, Heard, Link};
+use crate::link::{CARRIED_DEAD_AFTER, Link, Received};
 use crate::source::bounds::sched_params;
 use crate::source::disks::room::DiskRoom;
 use crate::source::phases::start::lanes_plan;
@@ -31,7 +31,7 @@ pub(super) struct Agents {
     pub(super) id: String,
     pub(super) request: CarryRequest,
     pub(super) link: Arc<Link<ToDestination>>,
-    pub(super) hear: Receiver<Heard<ToSource>>,
+    pub(super) inbox: Receiver<Received<ToSource>>,
     pub(super) carrying: Carrying,
     /// Why content is not shared, if the operator requested it.
     pub(super) unshared: Option<&'static str>,
@@ -48,7 +48,7 @@ impl Agents {
         request: CarryRequest,
     ) -> Result<Self, MigrationError> {
         let lost = |why: String| MigrationError::lost(&peer.name, why);
-        let (link, hear, disk_room) = connection::open(local, peer)?;
+        let (link, inbox, disk_room) = connection::open(local, peer)?;
         link.set_dead_after(CARRIED_DEAD_AFTER).map_err(|error| lost(error.to_string()))?;
         let sharing = by_name::order(local, &request.sharing, request.domain());
         let (sharing, unshared) = match sharing {
@@ -66,13 +66,13 @@ impl Agents {
         };
         link.say(&ToDestination::Carry(Box::new(order)))
             .map_err(|error| lost(error.to_string()))?;
-        let carrying = match hear.recv_timeout(ANSWER_MAX) {
-            Ok(Heard::Message(ToSource::Carrying(carrying))) => carrying,
-            Ok(Heard::Message(ToSource::Refused { reason })) => {
+        let carrying = match inbox.recv_timeout(ANSWER_MAX) {
+            Ok(Received::Message(ToSource::Carrying(carrying))) => carrying,
+            Ok(Received::Message(ToSource::Refused { reason })) => {
                 let reason = switchover::Reason::new(reason).into();
                 return Err(MigrationError::Refused { host: peer.name.clone(), reason });
             }
-            Ok(Heard::Gone(error)) => {
+            Ok(Received::Disconnected(error)) => {
                 return Err(lost(format!(
                     "{error}; an agent of an older version does not carry migrations"
                 )));
@@ -86,18 +86,24 @@ impl Agents {
             id: id.to_owned(),
             request,
             link,
-            hear,
+            inbox,
             carrying,
             unshared,
             disk_room,
         })
     }
 
-    /// The naming of pages, if the destination takes names.
-    pub(super) fn naming(&self, reading: Option<&Reading>) -> Option<Arc<Naming>> {
+    /// The naming of pages, if the destination takes names. `pid` finds QEMU's process.
+    pub(super) fn naming(
+        &self,
+        reading: Option<&Reading>,
+        pid: impl FnOnce() -> Option<u32>,
+    ) -> Option<Arc<Naming>> {
         let sharing = self.local.sharing.as_ref().filter(|_| self.carrying.sharing);
         let shared = sharing.map(|sharing| sharing.key(&self.request.domain()));
+        let by = sharing.zip(shared.as_ref());
         let naming = Naming::new(Plan {
+            before: by.and_then(|(sharing, key)| NamedBefore::of_vm(sharing, pid()?, key)),
             shares: shared.is_some(),
             key: shared.or_else(|| Some(reading?.from.key()))?,
             cached: reading.map(|it| (Arc::clone(&it.from.cached), it.disks.clone())),
@@ -130,13 +136,13 @@ impl Agents {
     }
 
     /// Interprets an unexpected message.
-    pub(super) fn ended(&self, heard: Heard<ToSource>) -> MigrationError {
-        match heard {
-            Heard::Message(ToSource::Refused { reason }) => MigrationError::DestinationFailed {
+    pub(super) fn ended(&self, received: Received<ToSource>) -> MigrationError {
+        match received {
+            Received::Message(ToSource::Refused { reason }) => MigrationError::DestinationFailed {
                 host: self.peer.name.clone(),
                 reason: switchover::Reason::new(reason).into(),
             },
-            Heard::Gone(error) => self.lost(error),
+            Received::Disconnected(error) => self.lost(error),
             _ => self.lost("it sent a message out of turn"),
         }
     }

@@ -145,8 +145,8 @@ impl ByLanes {
     }
 
     /// Passes on the destination's use of its NICs.
-    pub(super) fn hear(&self, used: DestinationUse) {
-        self.pacing.hear(used);
+    pub(super) fn receive(&self, used: DestinationUse) {
+        self.pacing.receive(used);
     }
 
     /// Applies the operator's new bounds at both ends.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::Throttle as Wanted;
+use api::Throttle as ThrottleOption;
 use host::quota;
 use policy::passes::{self, Counted};
 use policy::throttle::{Decision, OnStall, Ratio, Settings, Stall, ThrottleInput, Why};
@@ -97,7 +97,7 @@ impl Convergence {
             passes,
             report_builder,
             counts: passes::Passes::default(),
-            allowed: request.slowing.throttle != Wanted::Off,
+            allowed: request.slowing.throttle != ThrottleOption::Off,
             share: 1.0,
             told_stall: false,
         }
@@ -250,9 +250,9 @@ mod tests {
             assert_eq!(settings.on_stall, OnStall::Keep);
             (settings.ratio, settings.floor)
         };
-        assert_eq!(of(Wanted::Auto), (Ratio::Auto, 0.1));
-        assert_eq!(of(Wanted::Ratio(0.6)), (Ratio::Constant(0.6), 0.1));
-        assert_eq!(of(Wanted::Off), (Ratio::Auto, 1.0));
+        assert_eq!(of(ThrottleOption::Auto), (Ratio::Auto, 0.1));
+        assert_eq!(of(ThrottleOption::Ratio(0.6)), (Ratio::Constant(0.6), 0.1));
+        assert_eq!(of(ThrottleOption::Off), (Ratio::Auto, 1.0));
     }
 
     #[test]

@@ -9,21 +9,21 @@ use api::ReadDisks;
 use qemu::commanded::Commanded;
 use qemu::guest_disks::GuestDisk;
 use qemu::guest_port::NoPort;
-use storage::{Look, OpenError};
+use storage::{OpenError, Probe};
 use wire::{ToDestination, ToSource};
 
 use super::agents::Agents;
 use super::process;
 use crate::error::MigrationError;
-use crate::link::Heard;
+use crate::link::Received;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
 use crate::source::from_disks::{Asked, FromDisks, notes, readable};
 
 /// Time for the destination to open images, or to report why not.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
-/// Time to look at the images that QEMU has open here.
-const LOOK_MAX: Duration = Duration::from_secs(5);
+/// Time to check the images that QEMU has open here.
+const PROBE_MAX: Duration = Duration::from_secs(5);
 
 /// The reading of disks at the destination.
 pub(super) struct Reading {
@@ -56,9 +56,9 @@ impl Agents {
             }
         };
         self.say(&ToDestination::Storage(from.order.clone()))?;
-        let (disks, more) = match self.hear.recv_timeout(ANSWER_MAX) {
-            Ok(Heard::Message(ToSource::StorageRead { disks, notes })) => (disks, notes),
-            Ok(Heard::Back(bytes)) if bytes.is_empty() => return Err(self.closed_early()),
+        let (disks, more) = match self.inbox.recv_timeout(ANSWER_MAX) {
+            Ok(Received::Message(ToSource::StorageRead { disks, notes })) => (disks, notes),
+            Ok(Received::Back(bytes)) if bytes.is_empty() => return Err(self.closed_early()),
             Ok(other) => return Err(self.ended(other)),
             Err(_) => {
                 let why = "it did not report in time which disks it reads".to_owned();
@@ -85,10 +85,10 @@ impl Agents {
 
 /// The disks that it has. Its images may be on storage that doesn't answer.
 fn disks_of(vm: &Arc<Commanded>) -> Result<Vec<GuestDisk>, String> {
-    let looked_at = Arc::clone(vm);
-    let looking = Look::begin(LOOK_MAX, move || looked_at.disks());
-    let looking = looking.map_err(|error| error.to_string())?;
-    let stalled = || OpenError::Stalled { what: "its disks".to_owned(), patience: LOOK_MAX };
-    let disks = looking.wait().ok_or_else(|| stalled().to_string())?;
+    let probed = Arc::clone(vm);
+    let probe = Probe::start(PROBE_MAX, move || probed.disks());
+    let probe = probe.map_err(|error| error.to_string())?;
+    let stalled = || OpenError::Stalled { what: "its disks".to_owned(), patience: PROBE_MAX };
+    let disks = probe.wait().ok_or_else(|| stalled().to_string())?;
     disks.map_err(|error| error.to_string())
 }

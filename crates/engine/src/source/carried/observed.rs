@@ -30,7 +30,7 @@ pub(super) struct Observed {
     pub(super) fixed: Duration,
     /// The first sweep over RAM has ended.
     pub(super) first_swept: AtomicBool,
-    /// No page may arrive any more: the destination was told that all are placed.
+    /// No page may arrive any more: the destination was notified that all are placed.
     pub(super) ram_over: AtomicBool,
 }
 

@@ -20,7 +20,7 @@ use super::split::Split;
 use super::{Carried, Content, first_packets, process};
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
-use crate::link::Heard;
+use crate::link::Received;
 use crate::source::context::{local as local_error, no_thread};
 
 /// Time until either end sends something. QEMU, and a disk's server, do so at once.
@@ -110,21 +110,21 @@ impl Opening {
             let _ = tell.send(());
         })
         .map_err(no_thread)?;
-        let heard = match first_word(&spoken, &self.agents.hear, SILENT_MAX, may_be_silent) {
+        let received = match first_word(&spoken, &self.agents.inbox, SILENT_MAX, may_be_silent) {
             First::Here => return Ok(None),
-            First::There(heard) => heard,
+            First::There(received) => received,
             First::Nobody => {
                 let seconds = SILENT_MAX.as_secs();
                 let why = format!("neither end has sent anything for {seconds} s");
                 return Err(MigrationError::Connections(why));
             }
         };
-        match heard {
+        match received {
             // Nothing more will come back.
-            Ok(Heard::Back(bytes)) if bytes.is_empty() => {
+            Ok(Received::Back(bytes)) if bytes.is_empty() => {
                 Err(self.agents.lost("the program that waits there has closed its connection"))
             }
-            Ok(Heard::Back(bytes)) => Ok(Some(bytes)),
+            Ok(Received::Back(bytes)) => Ok(Some(bytes)),
             Ok(other) => Err(self.agents.ended(other)),
             Err(_) => Err(self.agents.lost("the connection has ended")),
         }
@@ -262,7 +262,7 @@ fn first_word<H>(
     loop {
         select! {
             recv(here) -> _ => return First::Here,
-            recv(there) -> heard => return First::There(heard),
+            recv(there) -> received => return First::There(received),
             default(limit) => if !may_be_silent() {
                 return First::Nobody;
             },
@@ -302,10 +302,10 @@ mod tests {
     }
 
     #[test]
-    fn who_speaks_first_is_heard_first() {
-        let (here, heard_here) = bounded(1);
-        let (there, heard_there) = bounded(1);
-        let first = || first_word(&heard_here, &heard_there, SOON, &|| true);
+    fn who_sends_first_is_received_first() {
+        let (here, from_here) = bounded(1);
+        let (there, from_there) = bounded(1);
+        let first = || first_word(&from_here, &from_there, SOON, &|| true);
         there.send(7).unwrap();
         assert_eq!(first(), First::There(Ok(7)));
         here.send(()).unwrap();

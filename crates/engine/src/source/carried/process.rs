@@ -44,7 +44,7 @@ pub(super) fn of(main: &UnixStream) -> Result<Qemu, String> {
 }
 
 /// The UUID of the VM at the other end of a connection, if it is not the VM that is `expected`. As
-/// far as it can be told: a QEMU may have no UUID on its command line, and another program may have
+/// far as that is known: a QEMU may have no UUID on its command line, and another program may have
 /// connected for it.
 pub(super) fn other_vm(main: &UnixStream, expected: &str) -> Option<String> {
     let holders = holders(main).ok()?;

@@ -27,7 +27,7 @@ use super::request::CarryRequest;
 use super::setup::Reason;
 use crate::caught::caught;
 use crate::error::MigrationError;
-use crate::link::{Heard, Link};
+use crate::link::{Link, Received};
 use crate::report_builder::ReportBuilder;
 use crate::source::context::{local as local_error, no_thread};
 use crate::watch::Watch;
@@ -125,7 +125,7 @@ impl Relay {
         outcome.or_go_on()
     }
 
-    /// Relays a disk's connection until it is over; `watch` shows its progress.
+    /// Relays a disk's connection until it has ended; `watch` shows its progress.
     #[must_use]
     pub fn carry(self, request: &CarryRequest, watch: &Arc<Watch>) -> Report {
         let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));
@@ -191,22 +191,22 @@ struct Following<'r> {
 impl Following<'_> {
     /// Relays the returned bytes. `ended` reports the end of the local connection.
     fn follow(&mut self, ended: &Ended) -> Result<(), MigrationError> {
-        let (mut said_all, mut heard_all) = (false, false);
+        let (mut said_all, mut received_all) = (false, false);
         let nothing = never();
         let mut closed_until = None;
         // Why another connection failed, and until when the migration may end in spite of that.
         let (mut lost, mut lost_until) = (None, None);
         let lanes = self.by_lanes.map_or_else(never, |_| tick(LANES_EVERY));
         let watch = self.report_builder.watch();
-        while !(said_all && heard_all) {
+        while !(said_all && received_all) {
             let ended = if said_all { &nothing } else { ended };
             let late = closed_until.map_or_else(never, at);
             let given_up = lost_until.map_or_else(never, at);
             select! {
-                recv(self.agents.hear) -> heard => match heard {
-                    Ok(Heard::Gone(_)) if heard_all => return Ok(()),
-                    Ok(heard) => if self.hear(heard)? {
-                        heard_all = true;
+                recv(self.agents.inbox) -> received => match received {
+                    Ok(Received::Disconnected(_)) if received_all => return Ok(()),
+                    Ok(received) => if self.receive(received)? {
+                        received_all = true;
                         if self.passed.is_loaded() {
                             closed_until = Some(Instant::now() + CLOSED_MAX);
                         }
@@ -251,21 +251,21 @@ impl Following<'_> {
     }
 
     /// Handles a message; returns whether it was the last.
-    fn hear(&mut self, heard: Heard<ToSource>) -> Result<bool, MigrationError> {
-        match heard {
-            Heard::Back(bytes) if bytes.is_empty() => {
+    fn receive(&mut self, received: Received<ToSource>) -> Result<bool, MigrationError> {
+        match received {
+            Received::Back(bytes) if bytes.is_empty() => {
                 // It may be closed already.
                 let _ = self.socket.shutdown(Shutdown::Write);
                 return Ok(true);
             }
-            Heard::Back(bytes) => {
+            Received::Back(bytes) => {
                 self.write(&bytes)?;
                 self.passed.back(&bytes);
             }
-            Heard::Message(ToSource::Note { text }) => self.report_builder.note(text),
-            Heard::Message(ToSource::NicUse(used)) => {
+            Received::Message(ToSource::Note { text }) => self.report_builder.note(text),
+            Received::Message(ToSource::NicUse(used)) => {
                 if let Some(by_lanes) = self.by_lanes {
-                    by_lanes.hear(used);
+                    by_lanes.receive(used);
                 }
             }
             other => return Err(self.agents.ended(other)),

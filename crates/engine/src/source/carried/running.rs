@@ -22,7 +22,7 @@ use super::tail::Tail;
 use super::waiting::Waiting;
 use super::way_back::WayBack;
 use crate::error::MigrationError;
-use crate::link::Heard;
+use crate::link::Received;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
 use crate::source::audit::SourceAudit;
@@ -89,8 +89,8 @@ impl Running<'_> {
             let late = closed_until.map_or_else(never, at);
             let watch = self.report_builder.watch();
             select! {
-                recv(self.split.agents.hear) -> heard => match heard {
-                    Ok(heard) => self.hear(heard)?,
+                recv(self.split.agents.inbox) -> received => match received {
+                    Ok(received) => self.receive(received)?,
                     // Everything was answered: QEMU here is about to close.
                     Err(_) if self.is_loaded() => {
                         self.wait_closed();
@@ -101,7 +101,7 @@ impl Running<'_> {
                 recv(self.notices) -> notice => match notice {
                     Ok(Notice::Ended(ended)) => {
                         self.ended(ended)?;
-                        return self.hear_the_rest();
+                        return self.receive_the_rest();
                     }
                     Ok(notice) => self.notice(notice)?,
                     Err(_) => unreachable!("the flow holds a sender"),
@@ -187,14 +187,14 @@ impl Running<'_> {
 
     /// Reads the destination's messages after its QEMU has also closed. The VM belongs to
     /// it by now.
-    fn hear_the_rest(&mut self) -> Result<(), MigrationError> {
+    fn receive_the_rest(&mut self) -> Result<(), MigrationError> {
         let until = Instant::now() + REST_MAX;
         while !self.is_accounted
-            && let Ok(heard) = self.split.agents.hear.recv_deadline(until)
+            && let Ok(received) = self.split.agents.inbox.recv_deadline(until)
         {
-            let is_gone = matches!(heard, Heard::Gone(_));
-            self.hear(heard)?;
-            if is_gone {
+            let is_disconnected = matches!(received, Received::Disconnected(_));
+            self.receive(received)?;
+            if is_disconnected {
                 break;
             }
         }

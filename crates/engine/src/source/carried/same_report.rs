@@ -105,12 +105,12 @@ impl Parts {
             } else {
                 ToSource::AuditDigests { block: 0, first: 0, digests: Vec::new(), more: true }
             };
-            let compared = self.audit.hear(&said).unwrap();
+            let compared = self.audit.receive(&said).unwrap();
             assert_eq!(matches!(compared, Some(Compared::Same)), audited);
             assert_eq!(self.audit.is_open(), !audited);
         }
         let mapped = vec!["pc.ram".to_owned()];
-        assert!(flow.hear(ToSource::Placement { mapped, inline: Vec::new() }).is_none());
+        assert!(flow.receive(ToSource::Placement { mapped, inline: Vec::new() }).is_none());
         flow.tap.cut();
         flow.lanes.stop();
         flow.account(&self.pools, self.link.wire_bytes());

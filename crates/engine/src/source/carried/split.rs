@@ -93,12 +93,13 @@ impl Split {
         let (back, main) = back.map_err(|error| local_error("keeping QEMU's connection", error))?;
         let way_back = Arc::new(WayBack::new(back));
         let ram = self.ram();
+        let pid = || process::of(self.caller.main()).ok().map(|qemu| qemu.pid);
         let link = Arc::clone(&self.agents.link);
         let network = Arc::clone(&self.agents.local.resources.network);
         let plan = FlowPlan {
             state: Arc::clone(&state),
             lanes,
-            naming: self.agents.naming(reading.as_ref()),
+            naming: self.agents.naming(reading.as_ref(), pid),
             handed_over: audit.handed_over(),
             link: &link,
             network: &network,

@@ -45,7 +45,7 @@ impl PeerShare {
 /// The figures that decide it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
-    /// The first pass is over.
+    /// The first pass has ended.
     pub(crate) later: bool,
     /// The guest's dirty rate.
     pub(crate) dirty_bytes_per_s: f64,

@@ -83,7 +83,7 @@ impl Pacing {
     }
 
     /// Passes on the destination's use of its NICs.
-    pub(crate) fn hear(&self, used: DestinationUse) {
+    pub(crate) fn receive(&self, used: DestinationUse) {
         self.news(News::Destination(used));
     }
 

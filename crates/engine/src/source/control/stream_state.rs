@@ -20,7 +20,7 @@ use crate::resources::Pools;
 /// A QEMU that decides by its own estimate must never come near the end of its first pass
 /// with a full pool behind it, whatever the sockets hide: 208 KiB in the socket and 32 KiB
 /// in QEMU are 27,000 classic records of 9 bytes (107 MiB of guest memory). A QEMU that
-/// takes a bandwidth (8.2 and newer) is given next to none until the first pass is over,
+/// takes a bandwidth (8.2 and newer) is given next to none until the first pass has ended,
 /// and does not finish while anything is dirty: for it the margin only drains the pool in
 /// time.
 const HIDDEN_BYTES: u64 = 128 << 20;

@@ -6,7 +6,7 @@ mod vcpus;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{OnStall, Slowed, Throttle as Wanted};
+use api::{OnStall, Slowed, Throttle as ThrottleOption};
 use host::quota;
 use policy::throttle::{self, Decision, Ratio, Settings, Throttle, ThrottleInput};
 
@@ -41,7 +41,7 @@ pub(crate) struct Throttling {
     told_late: bool,
     /// The VM has been throttled since the last decision.
     throttled: bool,
-    /// The VM is stopped, or the migration is over.
+    /// The VM is stopped, or the migration has ended.
     lifted: bool,
 }
 
@@ -201,13 +201,13 @@ pub(crate) fn settings(goal_ms: u64, slowing: &api::Slowing, fixed: Duration) ->
     Settings {
         goal: Duration::from_millis(goal_ms.max(1)),
         fixed,
-        floor: if slowing.throttle == Wanted::Off { 1.0 } else { slowing.floor },
+        floor: if slowing.throttle == ThrottleOption::Off { 1.0 } else { slowing.floor },
         ratio: match (slowing.throttle, slowing.on_stall) {
-            (Wanted::Ratio(ratio), _) => Ratio::Constant(ratio),
-            (Wanted::Off, None | Some(OnStall::Keep)) => Ratio::Off,
+            (ThrottleOption::Ratio(ratio), _) => Ratio::Constant(ratio),
+            (ThrottleOption::Off, None | Some(OnStall::Keep)) => Ratio::Off,
             // With a floor of all its CPU time the VM isn't throttled either, but
             // failure to converge is detected.
-            (Wanted::Off, Some(_)) | (Wanted::Auto, _) => Ratio::Auto,
+            (ThrottleOption::Off, Some(_)) | (ThrottleOption::Auto, _) => Ratio::Auto,
         },
         deadline: slowing.deadline_s.map(Duration::from_secs),
         on_stall: match slowing.on_stall.unwrap_or(OnStall::Cancel) {
@@ -284,10 +284,10 @@ mod tests {
             (settings.ratio, settings.floor, settings.on_stall)
         };
         let cancel = throttle::OnStall::Cancel;
-        assert_eq!(of(Wanted::Auto, None), (Ratio::Auto, 0.2, cancel));
-        assert_eq!(of(Wanted::Ratio(0.7), None), (Ratio::Constant(0.7), 0.2, cancel));
-        assert_eq!(of(Wanted::Off, None).0, Ratio::Off);
-        let stopped = of(Wanted::Off, Some(OnStall::Stop));
+        assert_eq!(of(ThrottleOption::Auto, None), (Ratio::Auto, 0.2, cancel));
+        assert_eq!(of(ThrottleOption::Ratio(0.7), None), (Ratio::Constant(0.7), 0.2, cancel));
+        assert_eq!(of(ThrottleOption::Off, None).0, Ratio::Off);
+        let stopped = of(ThrottleOption::Off, Some(OnStall::Stop));
         assert_eq!(stopped, (Ratio::Auto, 1.0, throttle::OnStall::Stop));
     }
 }

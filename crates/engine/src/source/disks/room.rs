@@ -24,7 +24,7 @@ struct State {
 
 impl DiskRoom {
     /// Takes messages about room, and returns all others.
-    pub(crate) fn hear(&self, message: ToSource) -> Option<ToSource> {
+    pub(crate) fn receive(&self, message: ToSource) -> Option<ToSource> {
         let ToSource::DiskRoom { batches } = message else { return Some(message) };
         let mut state = self.0.lock();
         state.batches = Some(batches);
@@ -51,9 +51,9 @@ mod tests {
     #[test]
     fn other_messages_are_passed_on() {
         let room = DiskRoom::default();
-        assert!(room.hear(ToSource::DiskRoom { batches: 7 }).is_none());
+        assert!(room.receive(ToSource::DiskRoom { batches: 7 }).is_none());
         assert_eq!(room.0.lock().batches, Some(7), "for lanes that are not there yet");
-        let other = room.hear(ToSource::Refused { reason: "no".to_owned() });
+        let other = room.receive(ToSource::Refused { reason: "no".to_owned() });
         assert!(matches!(other, Some(ToSource::Refused { .. })));
     }
 }

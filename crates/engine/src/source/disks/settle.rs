@@ -21,7 +21,7 @@ const EVERY: Duration = Duration::from_secs(2);
 /// The state by which the thread that watches the mirrors decides.
 pub(crate) struct Settle {
     ask: Sender<()>,
-    /// Receives the duration of each flush of all disks; to be passed to [`Settle::hear`].
+    /// Receives the duration of each flush of all disks; to be passed to [`Settle::receive`].
     pub(crate) done: Receiver<Duration>,
     behind: Behind,
     flush: Flush,
@@ -65,7 +65,7 @@ impl Settle {
     }
 
     /// Notes the end of a flush.
-    pub(crate) fn hear(&mut self, took: Result<Duration, RecvError>) {
+    pub(crate) fn receive(&mut self, took: Result<Duration, RecvError>) {
         let Ok(took) = took else {
             // It failed. A channel without a sender would always have something to say.
             self.done = never();
@@ -123,7 +123,7 @@ mod tests {
         thread.join().unwrap();
         let took = settle.done.recv();
         assert_eq!(took, Err(RecvError));
-        settle.hear(took);
+        settle.receive(took);
         assert_eq!(settle.done.try_recv(), Err(TryRecvError::Empty));
         assert!(!settle.may_stop(true));
     }
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(settle.flush, Flush::Never);
         assert!(!settle.may_stop(true), "a flush is requested");
         let took = settle.done.recv();
-        settle.hear(took);
+        settle.receive(took);
         assert!(settle.may_stop(true));
         assert!(settle.flush != Flush::UnderWay, "the last one is not old");
         assert!(!settle.may_stop(false), "one fell behind again");

@@ -12,7 +12,7 @@ use super::load::Loaded;
 use super::stream::Streaming;
 use super::{Ended, Failed};
 use crate::error::MigrationError;
-use crate::link::Heard;
+use crate::link::Received;
 
 /// Time for the destination to write its journal and then report its costs.
 const NOTED_MAX: Duration = Duration::from_secs(5);
@@ -23,7 +23,7 @@ impl<'m> Loaded<'m> {
         let Self { mut streamed, said } = self;
         // If QEMU reports its migration completed, this journals `committed` and
         // sends `go`.
-        streamed.step(Step::Heard(said));
+        streamed.step(Step::Received(said));
         streamed.wait_running();
         match streamed.concluded() {
             Ok(()) => Ok(streamed.end(Outcome::Done)),
@@ -41,7 +41,7 @@ impl Journaled<Streaming<'_>> {
                     if said.message == switchover::ToSource::Running {
                         self.phase.note_running();
                     }
-                    self.step(Step::Heard(said));
+                    self.step(Step::Received(said));
                 }
                 Ok(_) => {}
                 // With QEMU gone nothing can resume the VM here, and the
@@ -68,7 +68,7 @@ impl Journaled<Streaming<'_>> {
         let context = &self.phase.connected.context;
         let (vm, host) = (&context.vm.name, &context.peer.name);
         match (&self.fate, self.driver.machine().doubt()) {
-            (Some(Fate::Gone), _) => {
+            (Some(Fate::Moved), _) => {
                 self.phase.wait_noted();
                 Ok(())
             }
@@ -113,10 +113,10 @@ impl Streaming<'_> {
     /// migration ends, free to move on.
     fn wait_noted(&self) {
         let until = Instant::now() + NOTED_MAX;
-        while let Ok(heard) = self.connected.control.hear.recv_deadline(until) {
-            match heard {
-                Heard::Gone(_) => return,
-                Heard::Message(ToSource::Cost(cost)) => {
+        while let Ok(received) = self.connected.control.inbox.recv_deadline(until) {
+            match received {
+                Received::Disconnected(_) => return,
+                Received::Message(ToSource::Cost(cost)) => {
                     self.connected.context.report_builder.took_there(&cost);
                 }
                 _ => {}

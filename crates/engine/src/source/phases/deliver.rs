@@ -15,9 +15,10 @@ use super::journaled::Journaled;
 use super::listening::{Happening, Listening};
 use super::stream::Streaming;
 use crate::error::MigrationError;
-use crate::link::Heard;
+use crate::link::Received;
 use crate::source::blackout::Missing;
 use crate::source::control::pacing::Pacing;
+use crate::source::disks::Disks;
 use crate::source::notice::Notice;
 use crate::waits::Pulse;
 
@@ -51,7 +52,7 @@ impl<'m> Journaled<Streaming<'m>> {
                 }
                 Some(Happening::Notice(Notice::Placed(outcome))) => {
                     outcome.map_err(|error| self.last_word(error))?;
-                    self.hear_stream();
+                    self.receive_stream();
                     self.phase.note_broken_hold();
                     return Ok(());
                 }
@@ -120,7 +121,7 @@ impl<'m> Journaled<Streaming<'m>> {
 
     /// QEMU's whole stream has arrived, which also tells whether the VM ran until QEMU
     /// stopped it. Its owner may have paused it just before.
-    fn hear_stream(&mut self) {
+    fn receive_stream(&mut self) {
         if self.phase.was_paused() {
             let context = &mut self.phase.connected.context;
             context.was_running = false;
@@ -140,8 +141,8 @@ impl<'m> Journaled<Streaming<'m>> {
             let Connected { context, control, .. } = &self.phase.connected;
             let event = select! {
                 recv(context.qemu_events) -> event => event,
-                recv(control.hear) -> message => match message {
-                    Ok(Heard::Message(message)) => match self.reason_of_peer(&message) {
+                recv(control.inbox) -> message => match message {
+                    Ok(Received::Message(message)) => match self.reason_of_peer(&message) {
                         Some(reason) => return reason,
                         None => continue,
                     },
@@ -202,10 +203,13 @@ impl Streaming<'_> {
     fn check_progress(&self, pulse: &mut Pulse) -> Result<(), MigrationError> {
         let context = &self.connected.context;
         let waited = pulse.beat(self.flow.moved_bytes(), LOOK);
-        if waited < context.local.waits.stall {
+        let limit = context.local.waits.stall;
+        if waited < limit {
             return Ok(());
         }
-        Err(stalled(&self.missing(), &context.peer.name, waited))
+        let flushing = self.disks.as_ref().and_then(Disks::flushing);
+        let why = stalled(&self.missing(), flushing, &context.peer.name, (waited, limit));
+        why.map_or(Ok(()), Err)
     }
 
     /// Notes that a QEMU that was held stopped the VM by itself: more was in flight than
@@ -221,12 +225,23 @@ impl Streaming<'_> {
     }
 }
 
-/// Why nothing arrives: because of QEMU if nothing else is on its way.
-fn stalled(missing: &Missing, host: &str, waited: Duration) -> MigrationError {
-    if missing.memory_bytes == 0 && missing.disk_bytes == 0 {
-        MigrationError::QemuSilent { waited }
-    } else {
-        MigrationError::Stalled { host: host.to_owned(), waited }
+/// Why nothing has arrived within the limit. If nothing is on its way, the destination is flushing
+/// disks, or else QEMU is to blame. A flush has all of that time from its own start: QEMU may hang
+/// while disks are flushed now and then.
+fn stalled(
+    missing: &Missing,
+    flushing: Option<Duration>,
+    host: &str,
+    (waited, limit): (Duration, Duration),
+) -> Option<MigrationError> {
+    let host = host.to_owned();
+    if missing.memory_bytes > 0 || missing.disk_bytes > 0 {
+        return Some(MigrationError::Stalled { host, waited });
+    }
+    match flushing {
+        None => Some(MigrationError::QemuSilent { waited }),
+        Some(waited) if waited >= limit => Some(MigrationError::DisksNotFlushed { host, waited }),
+        Some(_) => None,
     }
 }
 
@@ -243,7 +258,7 @@ impl<'m> Listening<'m> for Streaming<'m> {
                 }
                 None
             }
-            message => self.flow.hear(message),
+            message => self.flow.receive(message),
         }
     }
 
@@ -272,15 +287,22 @@ mod tests {
     /// Under TCG QEMU 10.0 hangs in the migration of a VM that had a vCPU unplugged: the network is
     /// not to blame.
     #[test]
-    fn a_qemu_that_hangs_is_told_from_a_destination_that_takes_nothing() {
-        let why = |memory_bytes, disk_bytes| {
+    fn a_qemu_that_hangs_is_distinguished_from_a_destination_that_hangs() {
+        let (limit, second) = (Duration::from_secs(60), Duration::from_secs(1));
+        let why = |memory_bytes, disk_bytes, flushing| {
             let missing = Missing { memory_bytes, disk_bytes, disks_move: true };
-            stalled(&missing, "host-b", Duration::from_secs(60)).to_string()
+            let why = stalled(&missing, flushing, "host-b", (limit + second, limit));
+            why.map_or_else(String::new, |why| why.to_string())
         };
-        assert!(why(0, 0).contains("QEMU has handed over no data for 60 s"), "{}", why(0, 0));
+        let (qemu, disks) = (why(0, 0, None), why(0, 0, Some(limit)));
+        assert!(qemu.contains("QEMU has handed over no data for 61 s"), "{qemu}");
+        assert!(disks.contains("the VM's disks at host-b were not flushed within 60 s"), "{disks}");
+        assert_eq!(why(0, 0, Some(limit - second)), "", "it may end in time");
         for (memory_bytes, disk_bytes) in [(4096, 0), (0, 4096)] {
-            let why = why(memory_bytes, disk_bytes);
-            assert!(why.contains("nothing of the VM has arrived at host-b for 60 s"), "{why}");
+            for flushing in [None, Some(limit)] {
+                let why = why(memory_bytes, disk_bytes, flushing);
+                assert!(why.contains("nothing of the VM has arrived at host-b for 61 s"), "{why}");
+            }
         }
     }
 }

@@ -24,7 +24,7 @@ impl<'s, P> Switching<'s, '_, P> {
 }
 
 impl<'m, P: Reversible<'m>> Effects for Switching<'_, 'm, P> {
-    fn say(&mut self, said: &Envelope<switchover::ToDestination>) {
+    fn send(&mut self, said: &Envelope<switchover::ToDestination>) {
         let connected = self.phase.connected_mut();
         let context = &mut connected.context;
         if matches!(said.message, switchover::ToDestination::Go { .. }) && !context.committed {

@@ -9,7 +9,7 @@ use wire::{ToDestination, ToSource};
 
 use super::connect::Connected;
 use crate::error::MigrationError;
-use crate::link::Heard;
+use crate::link::Received;
 use crate::source::blackout::Missing;
 use crate::source::bounds::rebind;
 use crate::source::context::Context;
@@ -122,10 +122,10 @@ impl Connected<'_> {
                 Ok(event) => Ok(Woken::By(Happening::Qemu(event))),
                 Err(_) => Err(MigrationError::VmGone("its QEMU ended".to_owned())),
             },
-            recv(self.control.hear) -> heard => match heard {
-                Ok(Heard::Message(ToSource::Refused { reason })) => Err(self.refused(reason)),
-                Ok(Heard::Message(message)) => Ok(Woken::By(Happening::Peer(message))),
-                Ok(Heard::Gone(error)) => Err(context.lost(error)),
+            recv(self.control.inbox) -> received => match received {
+                Ok(Received::Message(ToSource::Refused { reason })) => Err(self.refused(reason)),
+                Ok(Received::Message(message)) => Ok(Woken::By(Happening::Peer(message))),
+                Ok(Received::Disconnected(error)) => Err(context.lost(error)),
                 Ok(_) => Err(context.lost("it sent device state, which only a source does")),
                 Err(_) => Err(context.lost("the connection has ended")),
             },

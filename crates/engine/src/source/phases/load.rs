@@ -51,7 +51,7 @@ impl Journaled<Streaming<'_>> {
                     break said;
                 }
                 Happening::Said(said) => return Err(self.phase.connected.said_early(&said)),
-                Happening::Peer(other) => match self.phase.audit.hear(&other)? {
+                Happening::Peer(other) => match self.phase.audit.receive(&other)? {
                     Some(Compared::Asks(said)) => self.phase.connected.send(&said)?,
                     Some(Compared::Waits | Compared::Same) => {}
                     None => return Err(self.phase.connected.unexpected(&other)),

@@ -132,7 +132,7 @@ impl<'m> Ordered<'m> {
         let waits_for =
             format!("{} to check the VM and start its QEMU", self.connected.context.peer.name);
         report_builder.watch().update(|progress| progress.waits_for = Some(waits_for));
-        let prepared = self.connected.hear_prepared();
+        let prepared = self.connected.receive_prepared();
         report_builder.watch().update(|progress| progress.waits_for = None);
         let there = match prepared {
             Ok(there) => there,
@@ -148,7 +148,7 @@ impl<'m> Ordered<'m> {
 }
 
 impl Connected<'_> {
-    fn hear_prepared(&mut self) -> Result<wire::Prepared, MigrationError> {
+    fn receive_prepared(&mut self) -> Result<wire::Prepared, MigrationError> {
         let until = Instant::now() + self.context.local.waits.prepare;
         loop {
             match self.next(until)? {

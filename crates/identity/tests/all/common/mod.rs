@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::thread;
 
 use identity::{
-    Authority, Connection, Files, HandshakeError, Identity, Role, Security, Subject, Wanted,
+    Authority, CertificateRequest, Connection, Files, HandshakeError, Identity, Role, Security,
+    Subject,
 };
 
 /// A CA in a directory of its own.
@@ -31,7 +32,7 @@ impl Cluster {
     pub(crate) fn issue(&self, subject: Subject, days: u32) -> Files {
         let authority = Authority::open(&self.path()).unwrap();
         let out = authority.place_for(&subject);
-        authority.issue(&Wanted { subject, days, out, replace: true }).unwrap().files
+        authority.issue(&CertificateRequest { subject, days, out, replace: true }).unwrap().files
     }
 
     pub(crate) fn files(&self, host: &str) -> Files {

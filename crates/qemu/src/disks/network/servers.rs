@@ -13,7 +13,7 @@ const OWN_TRANSPORTS: [&str; 3] = ["unix", "vsock", "fd"];
 /// The option with a Ceph cluster's servers.
 const CEPH_SERVERS: [&str; 3] = ["mon_host", "mon-host", "mon host"];
 
-/// Whether a name leads to something on the host itself, or it can't be told where it leads to.
+/// Whether a name leads to something on the host itself, or it isn't known where it leads to.
 pub(super) fn is_local(file: &str) -> bool {
     if let Some(described) = file.strip_prefix("json:") {
         // QEMU cuts off a description that is too long for it.

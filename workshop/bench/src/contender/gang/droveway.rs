@@ -1,23 +1,34 @@
 //! Droveway: an agent on each host of all racks, and a migration for each VM of a gang, all started
-//! together.
+//! together, or the gang by one command.
 
 use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use api::{Outcome, Report};
+use api::{GangReport, MoveReport, Outcome, Report};
 use simulator::Share;
 
 use super::{GangContender, GangGround, GangMoved, Member};
-use crate::contender::droveway::{moved, report, within};
+use crate::contender::Moved;
+use crate::contender::droveway::{moved, report, wait_scanned, within};
 use lab::agent::{Agent, agents, binary};
 use lab::error::{LabError, Result, SystemContext};
 use lab::hosts::RackHost;
 use lab::program;
 
+/// How the VMs are ordered to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Orders {
+    /// `droveway migrate` for each, all at once.
+    Each,
+    /// One `droveway gang`, which moves as many at a time as it does by default.
+    Gang,
+}
+
 /// Agents on all hosts, and guests under them.
 pub struct DrovewayGang {
     share: Share,
+    orders: Orders,
     /// The agents of all hosts.
     agents: Vec<Agent>,
     reports: Vec<Report>,
@@ -38,7 +49,13 @@ impl DrovewayGang {
     /// A contender that shares content this far.
     #[must_use]
     pub fn new(share: Share) -> Self {
-        Self { share, agents: Vec::new(), reports: Vec::new() }
+        Self { share, orders: Orders::Each, agents: Vec::new(), reports: Vec::new() }
+    }
+
+    /// The same by one command for all VMs.
+    #[must_use]
+    pub fn by_one_command(share: Share) -> Self {
+        Self { orders: Orders::Gang, ..Self::new(share) }
     }
 
     fn agent(&self, host: &RackHost) -> Result<&Agent> {
@@ -73,6 +90,47 @@ impl DrovewayGang {
         Ok(command)
     }
 
+    /// Moves all by one command. When each of them began and ran isn't known from outside.
+    fn as_gang(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<GangMoved> {
+        let going = members.iter().filter_map(|member| Some((member, member.to?)));
+        let going: Vec<_> = going.collect();
+        let goal = ground.downtime_goal.as_millis().to_string();
+        let (first, _) = going.first().ok_or_else(|| self.failed("no VM moves".to_owned()))?;
+        let arguments = ["gang", "--json", "--downtime-ms", &goal];
+        let mut command = self.agent(first.from)?.command(&first.from.host, &arguments);
+        command.args(self.sharing()?).args(
+            going.iter().map(|(member, to)| {
+                format!("{}/{}={}", member.from.name, member.spec.name, to.name)
+            }),
+        );
+        let started = Instant::now();
+        let output = within(&mut command, ground.timeout)?;
+        let ended = Instant::now();
+        let gang: Option<GangReport> = serde_json::from_slice(&output.stdout).ok();
+        let gang = gang.ok_or_else(|| {
+            self.failed(format!("no report: {}", String::from_utf8_lossy(&output.stderr)))
+        })?;
+        if ended - started >= ground.timeout {
+            return Err(LabError::Late { contender: self.name(), waited: ground.timeout });
+        }
+        let mut vms = Vec::new();
+        for (member, _) in going {
+            let is_its =
+                |one: &&MoveReport| one.vm == member.spec.name && one.from == member.from.name;
+            let id = gang.moves.iter().find(is_its).and_then(|one| one.migration.as_deref());
+            let id = id.ok_or_else(|| self.failed(format!("{}: {gang:?}", member.spec.name)))?;
+            let report = ["report", id, "--json"];
+            let mut report = self.agent(member.from)?.command(&member.from.host, &report);
+            let report = self.arrived(member, &program::run(&mut report)?)?;
+            let downtime = Duration::from_secs_f64(report.downtime_ms.unwrap_or(0.0) / 1e3);
+            let passes = Some(report.passes.into());
+            let (began, prepare) = (started, Duration::ZERO);
+            vms.push(Moved { began, ran: ended, prepare, downtime, passes });
+            self.reports.push(report);
+        }
+        Ok(GangMoved::new(started, vms))
+    }
+
     /// The report of a migration that should have moved its VM.
     fn arrived(&self, member: &Member<'_>, output: &Output) -> Result<Report> {
         let vm = &member.spec.name;
@@ -90,7 +148,10 @@ impl DrovewayGang {
 
 impl GangContender for DrovewayGang {
     fn name(&self) -> String {
-        format!("droveway-{}", self.share)
+        match self.orders {
+            Orders::Each => format!("droveway-{}", self.share),
+            Orders::Gang => "droveway-gang".to_owned(),
+        }
     }
 
     fn start(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<()> {
@@ -104,8 +165,17 @@ impl GangContender for DrovewayGang {
         Ok(())
     }
 
+    fn rest(&mut self, members: &[Member<'_>]) -> Result<()> {
+        members.iter().try_for_each(|Member { spec, from, .. }| {
+            wait_scanned(self.agent(from)?, &from.host, &spec.name)
+        })
+    }
+
     fn migrate(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<GangMoved> {
         self.reports.clear();
+        if self.orders == Orders::Gang {
+            return self.as_gang(ground, members);
+        }
         let sharing = self.sharing()?;
         let going = members.iter().filter_map(|member| Some((member, member.to?)));
         let command = |(member, to)| Ok((member, self.command(ground, member, to, &sharing)?));

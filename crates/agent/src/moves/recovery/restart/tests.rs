@@ -165,7 +165,7 @@ fn an_earlier_vm_of_that_name_takes_no_decision_and_holds_up_no_move() {
     stop(&registry);
 }
 
-/// The source of its arrival has not heard yet that it is here.
+/// The source of its arrival has not received yet that it is here.
 #[test]
 fn a_vm_that_was_leaving_is_not_freed_by_the_journal_of_its_arrival() {
     let dir = TestDir::new();

@@ -1,4 +1,4 @@
-use cachemap::{Ask, Budget, Device, Limits, Listener, Reply, State, Summary, VERSION, Wanted};
+use cachemap::{AnswerKind, Ask, Budget, Device, Limits, Listener, Reply, State, Summary, VERSION};
 
 use super::*;
 
@@ -68,7 +68,7 @@ fn a_run_is_cut_where_memory_is() {
 /// A helper's map of 4 pages.
 fn told() -> CacheMap {
     let (budget, runs_max) = (Budget::default(), 100);
-    let ask = Ask { version: VERSION, nonce: 7, wanted: Wanted::Map, budget, runs_max };
+    let ask = Ask { version: VERSION, nonce: 7, answer: AnswerKind::Map, budget, runs_max };
     let mut bytes = Vec::new();
     let mut reply = Reply::new(&ask, "1", &mut bytes);
     reply.device(&Device { sectors: 8000, ..Device::default() }, &mut bytes);

@@ -42,7 +42,7 @@ impl Back {
         let thread = data_threads::spawn("carry-back", {
             let (socket, hushed) = (ours.try_clone()?, Arc::clone(&hushed));
             move || {
-                // The receiver may be dropped. Sent before the source is told of the end, because
+                // The receiver may be dropped. Sent before the source learns of the end, because
                 // the source then closes its connection.
                 let _ = tell.send(pass(socket, &link, answers));
                 if !hushed.load(SeqCst) {
@@ -53,7 +53,7 @@ impl Back {
         Ok(Self { socket: ours, closed, hushed, thread: Some(thread) })
     }
 
-    /// The source is not told of the end any more.
+    /// The source is not notified of the end any more.
     pub(super) fn hush(&self) {
         self.hushed.store(true, SeqCst);
     }

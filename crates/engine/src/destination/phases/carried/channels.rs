@@ -24,12 +24,12 @@ pub(super) struct Channels {
 /// The number of SYNCs for every channel.
 #[derive(Default)]
 pub(super) struct Syncs {
-    wanted: Mutex<Wanted>,
+    due: Mutex<Due>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Wanted {
+struct Due {
     each: u64,
     over: bool,
 }
@@ -37,17 +37,17 @@ struct Wanted {
 impl Syncs {
     /// Adds one, without blocking.
     pub(super) fn one_more(&self) {
-        self.wanted.lock().each += 1;
+        self.due.lock().each += 1;
         self.changed.notify_one();
     }
 
-    /// Blocks until more than `done` are due. False once it is over.
+    /// Blocks until more than `done` are due. False once it has ended.
     fn wait(&self, done: u64) -> bool {
-        let mut wanted = self.wanted.lock();
-        while !wanted.over && wanted.each <= done {
-            self.changed.wait(&mut wanted);
+        let mut due = self.due.lock();
+        while !due.over && due.each <= done {
+            self.changed.wait(&mut due);
         }
-        !wanted.over
+        !due.over
     }
 }
 
@@ -93,7 +93,7 @@ impl Channels {
 impl Drop for Channels {
     fn drop(&mut self) {
         if let Some(syncs) = &self.syncs {
-            syncs.wanted.lock().over = true;
+            syncs.due.lock().over = true;
             syncs.changed.notify_one();
         }
         for socket in &self.sockets {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::storage::{Look, OpenError};
+use ::storage::{OpenError, Probe};
 use qemu::process::ProcessError;
 use wire::{StorageOrder, ToSource};
 
@@ -12,9 +12,9 @@ use crate::destination::phases::connect::Connected;
 use crate::destination::phases::end::End;
 use crate::destination::phases::storage::{self, Waiting};
 
-/// Time to look at the images that QEMU has open. With the time for opening them here, this is less
+/// Time to check the images that QEMU has open. With the time for opening them here, this is less
 /// than a source waits for the answer.
-const LOOK_MAX: Duration = Duration::from_secs(5);
+const PROBE_MAX: Duration = Duration::from_secs(5);
 
 impl Carried<'_> {
     /// Starts reading its disks, as far as the QEMU that waits here has them.
@@ -35,9 +35,9 @@ impl Carried<'_> {
         let look = move || -> Result<Waiting, ProcessError> {
             Ok(Waiting { disks: Ok(whose.disks()?), user: Some(whose.user()?) })
         };
-        let looking = Look::begin(LOOK_MAX, look).map_err(|error| error.to_string())?;
-        let stalled = || OpenError::Stalled { what: "its disks".to_owned(), patience: LOOK_MAX };
-        let waiting = looking.wait().ok_or_else(|| stalled().to_string())?;
+        let probe = Probe::start(PROBE_MAX, look).map_err(|error| error.to_string())?;
+        let stalled = || OpenError::Stalled { what: "its disks".to_owned(), patience: PROBE_MAX };
+        let waiting = probe.wait().ok_or_else(|| stalled().to_string())?;
         waiting.map_err(|error| error.to_string())
     }
 }

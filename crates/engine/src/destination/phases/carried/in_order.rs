@@ -22,7 +22,7 @@ use crate::destination::postcopies::Relayed;
 
 /// Pieces that may be in flight: 8 MiB.
 const ROOM: u64 = 16;
-/// The source is told of more room after this many.
+/// The source is notified of more room after this many.
 const TELL_EVERY: u64 = 4;
 
 /// A report of the writing thread.
@@ -30,7 +30,7 @@ const TELL_EVERY: u64 = 4;
 pub(super) enum Written {
     /// The source may send this many pieces in total since the start.
     Room(u64),
-    /// Everything is written, and the receiver was told that nothing follows.
+    /// Everything is written, and the receiver was notified that nothing follows.
     All,
     /// Writing has ended, for this reason.
     Failed(String),
@@ -142,7 +142,7 @@ impl Pieces {
                 format!("the program that waits for the VM accepts no data: {error}")
             })?;
             let bytes = piece.bytes();
-            // Frees the buffer before the source is told of room.
+            // Frees the buffer before the source is notified of room.
             drop(piece);
             if let Some(room) = self.wrote(bytes) {
                 let _ = tell.send(Written::Room(room));

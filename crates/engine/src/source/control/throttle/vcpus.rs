@@ -179,7 +179,7 @@ mod tests {
         };
         let most = mark(&mut threads, 0.0, false);
         assert_eq!(writers(&threads), [1, 4]);
-        // A burst is over.
+        // A burst has ended.
         threads[1].mean = 0.5;
         mark(&mut threads, most, false);
         threads[1].mean = 0.05;

@@ -8,7 +8,7 @@ use crate::message::{ToDestination, ToSource};
 use crate::reason::Reason;
 
 impl Machine {
-    pub(super) fn heard(&mut self, said: ToDestination) -> Vec<Action> {
+    pub(super) fn received(&mut self, said: ToDestination) -> Vec<Action> {
         match (said, self.state) {
             (ToDestination::Go { run }, State::Loaded) => self.take(run),
             (ToDestination::Aborted { reason }, State::Arriving | State::Loaded) => {
@@ -19,10 +19,10 @@ impl Machine {
                 self.end(Reason::new("the source's agent knows nothing of this migration"))
             }
             (ToDestination::Go { .. }, State::Running | State::Left) => {
-                vec![self.say(ToSource::Running)]
+                vec![self.send(ToSource::Running)]
             }
             (ToDestination::Aborted { reason }, State::Running | State::Left) => {
-                let said = self.say(ToSource::Running);
+                let said = self.send(ToSource::Running);
                 self.doubting(Doubt::TakenBack { reason }, vec![said])
             }
             (ToDestination::Aborted { reason }, State::Starting { .. }) => {
@@ -39,17 +39,17 @@ impl Machine {
                 self.try_again()
             }
             (ToDestination::Go { .. } | ToDestination::Aborted { .. }, State::Refused) => {
-                vec![self.say_refused()]
+                vec![self.send_refused()]
             }
             (ToDestination::Go { .. } | ToDestination::Aborted { .. }, State::Lost) => {
-                vec![self.say_lost()]
+                vec![self.send_lost()]
             }
             (
                 ToDestination::Unknown,
                 State::Running | State::Left | State::Refused | State::Lost,
             ) => self.forget(),
             (ToDestination::Go { .. } | ToDestination::Aborted { .. }, State::Over) => {
-                vec![self.say(ToSource::Unknown)]
+                vec![self.send(ToSource::Unknown)]
             }
             // QEMU is busy: its result will be reported.
             _ => Vec::new(),
@@ -67,7 +67,7 @@ impl Machine {
         self.doubt = None;
         vec![
             Action::Journal(Record::Running),
-            self.say(ToSource::Running),
+            self.send(ToSource::Running),
             Action::QemuSettle,
             Action::Done(Outcome::Here),
         ]
@@ -93,13 +93,13 @@ impl Machine {
             Action::QemuSettle,
             Action::Done(Outcome::Here),
             Action::Journal(Record::Running),
-            self.say(ToSource::Running),
+            self.send(ToSource::Running),
         ]
     }
 
     pub(super) fn cont_failed(&mut self, reason: Reason, never_ran: bool) -> Vec<Action> {
         match self.state {
-            // The source keeps its copy until it hears `running`.
+            // The source keeps its copy until it receives `running`.
             State::Starting { fresh: true } if never_ran => self.end(reason),
             State::Starting { .. } => {
                 self.state = State::Starting { fresh: false };
@@ -124,7 +124,7 @@ impl Machine {
                 self.reason = Reason::new("its QEMU ended before it ran the VM");
                 self.state = State::Refused;
                 self.doubt = None;
-                vec![self.not_here(), self.refused_record(), self.say_refused()]
+                vec![self.not_here(), self.refused_record(), self.send_refused()]
             }
             State::Starting { .. } | State::Running => {
                 self.reason = Reason::new("its QEMU ended");
@@ -133,15 +133,15 @@ impl Machine {
                 let reason = self.reason.clone();
                 let record = Record::Lost { reason: reason.clone() };
                 let done = Action::Done(Outcome::Lost { reason });
-                vec![done, Action::Journal(record), self.say_lost()]
+                vec![done, Action::Journal(record), self.send_lost()]
             }
             State::Ending { known: true } => {
                 self.state = State::Refused;
-                vec![self.not_here(), self.say_refused()]
+                vec![self.not_here(), self.send_refused()]
             }
             // The source will not ask: it has the VM.
             State::Ending { known: false } => {
-                let mut actions = vec![self.not_here(), self.say_refused()];
+                let mut actions = vec![self.not_here(), self.send_refused()];
                 actions.extend(self.forget());
                 actions
             }

@@ -8,16 +8,16 @@ use crate::message::{ToDestination, ToSource};
 use crate::reason::Reason;
 
 impl Machine {
-    pub(super) fn heard(&mut self, said: ToSource) -> Vec<Action> {
+    pub(super) fn received(&mut self, said: ToSource) -> Vec<Action> {
         match self.state {
-            State::Ours { .. } => self.heard_before_commit(said),
-            State::Committed => self.heard_after_commit(said),
+            State::Ours { .. } => self.received_before_commit(said),
+            State::Committed => self.received_after_commit(said),
             State::Dropped => match said {
                 ToSource::Loaded => vec![self.go()],
                 _ => self.forget(Vec::new()),
             },
             State::Aborting { risky } => match said {
-                ToSource::Loaded => vec![self.say_aborted()],
+                ToSource::Loaded => vec![self.send_aborted()],
                 // The VM can't run there any more, whatever is on our disk.
                 ToSource::Refused { .. } if risky => {
                     self.state = State::Aborting { risky: false };
@@ -26,8 +26,8 @@ impl Machine {
                 }
                 _ => Vec::new(),
             },
-            State::TakingBack | State::TakenBack => self.heard_taken_back(&said),
-            State::Over if said != ToSource::Unknown => vec![self.say(ToDestination::Unknown)],
+            State::TakingBack | State::TakenBack => self.received_when_taken_back(&said),
+            State::Over if said != ToSource::Unknown => vec![self.send(ToDestination::Unknown)],
             State::Reclaiming
             | State::Leaving
             | State::Dropping
@@ -36,7 +36,7 @@ impl Machine {
         }
     }
 
-    fn heard_before_commit(&mut self, said: ToSource) -> Vec<Action> {
+    fn received_before_commit(&mut self, said: ToSource) -> Vec<Action> {
         match said {
             ToSource::Loaded => {
                 if let State::Ours { loaded, .. } = &mut self.state {
@@ -54,7 +54,7 @@ impl Machine {
         }
     }
 
-    fn heard_after_commit(&mut self, said: ToSource) -> Vec<Action> {
+    fn received_after_commit(&mut self, said: ToSource) -> Vec<Action> {
         match (said, self.copy) {
             (ToSource::Loaded, _) => vec![self.go()],
             (ToSource::Running, Copy::Kept) => {
@@ -63,7 +63,7 @@ impl Machine {
                 vec![Action::QemuQuit]
             }
             (ToSource::Running, Copy::Runs) => self.doubting(Doubt::RunsAtBoth, Vec::new()),
-            (ToSource::Running, Copy::Dead) => self.forget(vec![Action::Done(Outcome::Gone)]),
+            (ToSource::Running, Copy::Dead) => self.forget(vec![Action::Done(Outcome::Moved)]),
             (ToSource::Refused { reason } | ToSource::Lost { reason }, Copy::Dead) => {
                 self.reason = reason;
                 self.died()
@@ -84,9 +84,9 @@ impl Machine {
         }
     }
 
-    fn heard_taken_back(&mut self, said: &ToSource) -> Vec<Action> {
+    fn received_when_taken_back(&mut self, said: &ToSource) -> Vec<Action> {
         match (said, self.state) {
-            (ToSource::Loaded, _) => vec![self.say_aborted()],
+            (ToSource::Loaded, _) => vec![self.send_aborted()],
             // The copy here has ended since, so only the other one is left.
             (ToSource::Running, State::TakenBack) if self.copy == Copy::Dead => {
                 self.forget(Vec::new())
@@ -115,10 +115,10 @@ impl Machine {
                 self.reason = Reason::new("its QEMU ended");
                 self.died()
             }
-            State::Leaving => self.forget(vec![Action::Done(Outcome::Gone)]),
+            State::Leaving => self.forget(vec![Action::Done(Outcome::Moved)]),
             State::Dropping => {
                 self.state = State::Dropped;
-                vec![Action::Done(Outcome::Gone), self.go()]
+                vec![Action::Done(Outcome::Moved), self.go()]
             }
             _ => Vec::new(),
         }
@@ -138,7 +138,7 @@ impl Machine {
             State::TakingBack => {
                 self.state = State::TakenBack;
                 self.doubt = None;
-                vec![done, self.say_aborted()]
+                vec![done, self.send_aborted()]
             }
             _ => Vec::new(),
         }
@@ -161,7 +161,7 @@ impl Machine {
         if !self.takes(resolution) {
             return Vec::new();
         }
-        // The destination may never come back. One that does anyway hears `unknown`, and ends
+        // The destination may never come back. One that does anyway receives `unknown`, and ends
         // a VM that it has loaded, as with `aborted`.
         if self.state == State::TakenBack {
             return self.forget(Vec::new());
@@ -180,7 +180,7 @@ impl Machine {
             }
             Resolution::There if self.copy == Copy::Dead => {
                 self.state = State::Dropped;
-                let done = Action::Done(Outcome::Gone);
+                let done = Action::Done(Outcome::Moved);
                 vec![Action::Journal(Record::Dropped), done, self.go()]
             }
             Resolution::There => {

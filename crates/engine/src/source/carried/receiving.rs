@@ -7,16 +7,16 @@ use wire::ToSource;
 use super::running::Running;
 use super::way_back::Passed;
 use crate::error::MigrationError;
-use crate::link::Heard;
+use crate::link::Received;
 use crate::source::audit::Compared;
 
 impl Running<'_> {
-    pub(super) fn hear(&mut self, heard: Heard<ToSource>) -> Result<(), MigrationError> {
-        let message = match heard {
-            Heard::Back(bytes) => return self.back(&bytes),
+    pub(super) fn receive(&mut self, received: Received<ToSource>) -> Result<(), MigrationError> {
+        let message = match received {
+            Received::Back(bytes) => return self.back(&bytes),
             // Everything was answered: QEMU here is about to close.
-            Heard::Gone(_) if self.is_loaded() => None,
-            Heard::Message(message) => self.flow.hear(message),
+            Received::Disconnected(_) if self.is_loaded() => None,
+            Received::Message(message) => self.flow.receive(message),
             other => return Err(self.split.agents.ended(other)),
         };
         match message {
@@ -36,10 +36,10 @@ impl Running<'_> {
         Ok(())
     }
 
-    fn compare(&mut self, heard: ToSource) -> Result<(), MigrationError> {
+    fn compare(&mut self, received: ToSource) -> Result<(), MigrationError> {
         let agents = &self.split.agents;
-        match self.audit.hear(&heard)? {
-            None => Err(agents.ended(Heard::Message(heard))),
+        match self.audit.receive(&received)? {
+            None => Err(agents.ended(Received::Message(received))),
             Some(Compared::Waits) => Ok(()),
             Some(Compared::Asks(said)) => agents.say(&said),
             Some(Compared::Same) => {

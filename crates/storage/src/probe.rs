@@ -1,4 +1,4 @@
-//! Looks at storage that may not answer.
+//! Probes storage that may not answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,27 +8,27 @@ use parking_lot::{Condvar, Mutex};
 use crate::OpenError;
 use crate::reader::{abandon, came_back, check_abandoned};
 
-/// A look at storage, on a thread of its own that is left behind if the storage doesn't answer.
+/// A probe of storage, on a thread of its own that is left behind if the storage doesn't answer.
 /// Several that are started together take no longer than the slowest.
 #[derive(Debug)]
-pub struct Look<T> {
+pub struct Probe<T> {
     slot: Arc<Slot<T>>,
     due: Instant,
 }
 
-impl<T: Send + 'static> Look<T> {
+impl<T: Send + 'static> Probe<T> {
     /// Starts it. It may take as long as `patience`, from now on.
     ///
     /// # Errors
     /// If a thread can't be started, or too many that were left behind still hang.
-    pub fn begin(
+    pub fn start(
         patience: Duration,
-        look: impl FnOnce() -> T + Send + 'static,
+        probe: impl FnOnce() -> T + Send + 'static,
     ) -> Result<Self, OpenError> {
         check_abandoned()?;
         let (slot, due) = (Arc::new(Slot::new()), Instant::now() + patience);
         let filled = Arc::clone(&slot);
-        let spawned = data_threads::spawn("storage-open", move || filled.put(look()));
+        let spawned = data_threads::spawn("storage-open", move || filled.put(probe()));
         spawned.map_err(OpenError::Local)?;
         Ok(Self { slot, due })
     }
@@ -97,16 +97,16 @@ mod tests {
     #[test]
     fn none_waits_for_another_to_end() {
         let (go, gone) = channel();
-        let first = Look::begin(LONG, move || gone.recv().is_ok()).unwrap();
-        let second = Look::begin(LONG, move || go.send(()).is_ok()).unwrap();
+        let first = Probe::start(LONG, move || gone.recv().is_ok()).unwrap();
+        let second = Probe::start(LONG, move || go.send(()).is_ok()).unwrap();
         assert_eq!((first.wait(), second.wait()), (Some(true), Some(true)));
     }
 
     #[test]
     fn one_without_an_answer_is_left_behind() {
         let (_answer, silent) = channel::<()>();
-        let look = Look::begin(Duration::from_millis(10), move || silent.recv().is_ok()).unwrap();
-        assert_eq!(look.wait(), None);
+        let probe = Probe::start(Duration::from_millis(10), move || silent.recv().is_ok()).unwrap();
+        assert_eq!(probe.wait(), None);
         assert!(abandoned_threads() > 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Items that are wanted and not started, in the image's order.
+//! Items that are requested and not started, in the image's order.
 //!
 //! The image is divided into stretches of [`STRETCH_BYTES`], as large as the
 //! largest request. A stretch collects its items as they are added and is sorted
@@ -16,7 +16,7 @@ pub(crate) const STRETCH_BYTES: u64 = 1 << 20;
 const SPARE_MAX: usize = 64;
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A wanted page of the image.
+/// A requested page of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Item {
     /// Where its 4,096 bytes start in the image: at any byte, since a guest's partition
@@ -31,12 +31,12 @@ pub struct Item {
 pub(crate) struct Limits {
     /// From its first to its last byte; a page at least.
     pub(crate) bytes_max: u64,
-    /// Unwanted bytes between two pages that are read with them.
+    /// Other bytes between two pages that are read with them.
     pub(crate) gap_bytes_max: u64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct Requested {
     image_bytes: u64,
     stretches: BTreeMap<u64, Stretch>,
     /// The stretch that the sweep is at.
@@ -68,7 +68,7 @@ impl Stretch {
     }
 }
 
-impl Wanted {
+impl Requested {
     pub(crate) fn new(image_bytes: u64) -> Self {
         Self { image_bytes, stretches: BTreeMap::new(), at: 0, items: 0, spare: Vec::new() }
     }
@@ -184,11 +184,11 @@ mod tests {
         numbered.map(|(offset, token)| Item { offset: *offset, token }).collect()
     }
 
-    fn requests(wanted: &mut Wanted, limits: Limits) -> Vec<Vec<u64>> {
+    fn requests(requested: &mut Requested, limits: Limits) -> Vec<Vec<u64>> {
         let mut requests = Vec::new();
         loop {
             let mut next = Vec::new();
-            wanted.take_next(limits, &mut next);
+            requested.take_next(limits, &mut next);
             if next.is_empty() {
                 return requests;
             }
@@ -198,42 +198,42 @@ mod tests {
 
     #[test]
     fn neighbours_and_small_gaps_are_one_request() {
-        let mut wanted = Wanted::new(IMAGE);
-        wanted.add(&items(&[512 + 20_480, 512, 512 + 4096, 512 + 12_288, 512]));
+        let mut requested = Requested::new(IMAGE);
+        requested.add(&items(&[512 + 20_480, 512, 512 + 4096, 512 + 12_288, 512]));
         let limits = Limits { bytes_max: STRETCH_BYTES, gap_bytes_max: 4096 };
-        assert_eq!(requests(&mut wanted, limits), [[512, 512, 4608, 12_800, 20_992]]);
-        wanted.add(&items(&[0, 8193]));
-        assert_eq!(requests(&mut wanted, limits), [vec![0], vec![8193]]);
-        wanted.add(&items(&[0, 4096, 8192, 12_288]));
+        assert_eq!(requests(&mut requested, limits), [[512, 512, 4608, 12_800, 20_992]]);
+        requested.add(&items(&[0, 8193]));
+        assert_eq!(requests(&mut requested, limits), [vec![0], vec![8193]]);
+        requested.add(&items(&[0, 4096, 8192, 12_288]));
         let limits = Limits { bytes_max: 8192, gap_bytes_max: 0 };
-        assert_eq!(requests(&mut wanted, limits), [[0, 4096], [8192, 12_288]]);
-        wanted.add(&items(&[0, 100]));
+        assert_eq!(requests(&mut requested, limits), [[0, 4096], [8192, 12_288]]);
+        requested.add(&items(&[0, 100]));
         let limits = Limits { bytes_max: 1, gap_bytes_max: 0 };
-        assert_eq!(requests(&mut wanted, limits), [[0], [100]]);
+        assert_eq!(requests(&mut requested, limits), [[0], [100]]);
     }
 
     #[test]
     fn it_sweeps_upwards_and_starts_again() {
-        let mut wanted = Wanted::new(IMAGE);
+        let mut requested = Requested::new(IMAGE);
         let limits = Limits { bytes_max: STRETCH_BYTES, gap_bytes_max: 0 };
-        wanted.add(&items(&[5 << 20, 3 << 20]));
+        requested.add(&items(&[5 << 20, 3 << 20]));
         let mut next = Vec::new();
-        wanted.take_next(limits, &mut next);
+        requested.take_next(limits, &mut next);
         assert_eq!(next[0].offset, 3 << 20);
-        wanted.add(&items(&[1 << 20, (3 << 20) + 4096]));
-        assert_eq!(requests(&mut wanted, limits), [[5 << 20], [1 << 20], [(3 << 20) + 4096]]);
+        requested.add(&items(&[1 << 20, (3 << 20) + 4096]));
+        assert_eq!(requests(&mut requested, limits), [[5 << 20], [1 << 20], [(3 << 20) + 4096]]);
     }
 
     #[test]
     fn items_outside_the_image_are_taken_together() {
-        let mut wanted = Wanted::new(IMAGE + 100);
+        let mut requested = Requested::new(IMAGE + 100);
         let limits = Limits { bytes_max: STRETCH_BYTES, gap_bytes_max: u64::MAX };
-        wanted.add(&items(&[u64::MAX, IMAGE + 99, IMAGE + 100, 1 << 60]));
+        requested.add(&items(&[u64::MAX, IMAGE + 99, IMAGE + 100, 1 << 60]));
         let expected = [vec![IMAGE + 99], vec![IMAGE + 100, 1 << 60, u64::MAX]];
-        assert_eq!(requests(&mut wanted, limits), expected);
-        wanted.add(&items(&[u64::MAX - 5, 0]));
+        assert_eq!(requests(&mut requested, limits), expected);
+        requested.add(&items(&[u64::MAX - 5, 0]));
         let mut tokens = Vec::new();
-        assert_eq!(wanted.take_from_the_end(1, &mut tokens), 1);
+        assert_eq!(requested.take_from_the_end(1, &mut tokens), 1);
         assert_eq!(tokens, [0]);
     }
 
@@ -263,7 +263,7 @@ mod tests {
         /// The model is a sorted list.
         #[test]
         fn every_item_is_taken_once_and_in_its_place(steps in steps()) {
-            let mut wanted = Wanted::new(IMAGE);
+            let mut requested = Requested::new(IMAGE);
             let (mut model, mut tokens) = (Vec::<Item>::new(), 0..);
             for step in steps {
                 match step {
@@ -273,13 +273,13 @@ mod tests {
                             .zip(&mut tokens)
                             .map(|(offset, token)| Item { offset, token })
                             .collect();
-                        wanted.add(&added);
+                        requested.add(&added);
                         model.extend(added);
                         model.sort_unstable();
                     }
                     Step::Next(bytes_max, gap_bytes_max) => {
                         let mut next = Vec::new();
-                        wanted.take_next(Limits { bytes_max, gap_bytes_max }, &mut next);
+                        requested.take_next(Limits { bytes_max, gap_bytes_max }, &mut next);
                         prop_assert_eq!(next.is_empty(), model.is_empty());
                         let Some(first) = next.first() else { continue };
                         let at = model.binary_search(first).unwrap();
@@ -295,14 +295,14 @@ mod tests {
                     }
                     Step::End(items_max) => {
                         let mut taken = vec![7];
-                        let count = wanted.take_from_the_end(items_max, &mut taken);
+                        let count = requested.take_from_the_end(items_max, &mut taken);
                         prop_assert_eq!(count, items_max.min(model.len()));
                         let expected: Vec<_> =
                             model.split_off(model.len() - count).iter().rev().map(|item| item.token).collect();
                         prop_assert_eq!(&taken[1..], expected);
                     }
                     Step::Any => {
-                        let any = wanted.take_any();
+                        let any = requested.take_any();
                         prop_assert_eq!(any.is_none(), model.is_empty());
                         for item in any.into_iter().flatten() {
                             let at = model.binary_search(&item).unwrap();
@@ -310,8 +310,8 @@ mod tests {
                         }
                     }
                 }
-                prop_assert_eq!(wanted.len(), model.len());
-                prop_assert_eq!(wanted.is_empty(), model.is_empty());
+                prop_assert_eq!(requested.len(), model.len());
+                prop_assert_eq!(requested.is_empty(), model.is_empty());
             }
         }
     }

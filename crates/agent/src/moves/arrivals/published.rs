@@ -8,7 +8,7 @@ use wire::Prepare;
 use crate::events::Events;
 
 /// An arrival whose begin was published; dropping it publishes the end, whatever the outcome.
-pub(super) struct Told {
+pub(super) struct PublishedArrival {
     events: Arc<Events>,
     migration: String,
     vm: String,
@@ -16,10 +16,10 @@ pub(super) struct Told {
     pub(super) arrived: bool,
 }
 
-impl Told {
+impl PublishedArrival {
     pub(super) fn begin(events: &Arc<Events>, order: &Prepare) -> Self {
         let Prepare { migration, vm, from, .. } = order;
-        let told = Self {
+        let published = Self {
             events: Arc::clone(events),
             migration: migration.clone(),
             vm: vm.clone(),
@@ -28,11 +28,11 @@ impl Told {
         };
         let (migration, vm, from) = (migration.clone(), vm.clone(), from.clone());
         events.publish(Happening::ArrivalBegan { migration, vm, from });
-        told
+        published
     }
 }
 
-impl Drop for Told {
+impl Drop for PublishedArrival {
     fn drop(&mut self) {
         self.events.publish(Happening::ArrivalEnded {
             migration: std::mem::take(&mut self.migration),

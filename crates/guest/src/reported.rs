@@ -2,12 +2,12 @@
 
 /// Pages that were reported.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct ReportedPages {
     words: Vec<u64>,
     words_max: usize,
 }
 
-impl Told {
+impl ReportedPages {
     /// With at most this much memory; pages beyond it always count as new.
     pub(crate) fn new(bytes_max: u64) -> Self {
         let words_max = usize::try_from(bytes_max / 8).unwrap_or(usize::MAX);
@@ -37,10 +37,10 @@ mod tests {
 
     #[test]
     fn pages_are_new_once() {
-        let mut told = Told::new(16);
+        let mut reported = ReportedPages::new(16);
         for page in [0, 63, 64, 127] {
-            assert!(told.insert(page) && !told.insert(page), "{page}");
+            assert!(reported.insert(page) && !reported.insert(page), "{page}");
         }
-        assert!(told.insert(128) && told.insert(128) && told.insert(u64::MAX));
+        assert!(reported.insert(128) && reported.insert(128) && reported.insert(u64::MAX));
     }
 }

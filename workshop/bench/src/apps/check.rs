@@ -1,0 +1,60 @@
+//! Whether a program's data is right after a move, by the program's own means.
+
+use super::App;
+use lab::error::{LabError, Result};
+use lab::guest::Guest;
+
+/// pgbench adds each amount to three tables, and notes it in a fourth.
+const SUMS: &str = "select count(distinct sum) from (\
+     select coalesce(sum(abalance), 0) as sum from pgbench_accounts union all \
+     select coalesce(sum(tbalance), 0) from pgbench_tellers union all \
+     select coalesce(sum(bbalance), 0) from pgbench_branches union all \
+     select coalesce(sum(delta), 0) from pgbench_history) as sums";
+
+/// Ends a program's work, and checks its data; what clients have read is not part of it.
+pub(super) fn is_right(app: App, guest: &Guest) -> Result<bool> {
+    match app {
+        App::Memcached => Ok(true),
+        App::Postgres => postgres(guest),
+        App::Dbench => dbench(guest),
+    }
+}
+
+fn postgres(guest: &Guest) -> Result<bool> {
+    let query = format!("psql -qAt -c \"{SUMS}\" bench");
+    let line = format!("{}; su postgres -c '{query}'", ended("pgbench"));
+    let Some(sums) = answer(guest, &line)? else { return Ok(false) };
+    if sums.trim() != "1" {
+        eprintln!("lab: the database's tables have {sums} different sums");
+        return Ok(false);
+    }
+    // Each page of the database has a checksum.
+    let line = "pg_ctlcluster 15 main stop -m fast && su postgres -c \
+                '/usr/lib/postgresql/15/bin/pg_checksums --check -D /var/lib/postgresql/15/main'";
+    Ok(answer(guest, line)?.is_some())
+}
+
+/// The file system of the disk that has moved is sound, and a file that nothing has written to is
+/// on it as it was.
+fn dbench(guest: &Guest) -> Result<bool> {
+    let line = "umount /srv && e2fsck -fn /dev/vdb && mount /srv && \
+                sha256sum --quiet --check /srv/kept.sum";
+    Ok(answer(guest, &format!("{}; {line}", ended("dbench")))?.is_some())
+}
+
+/// A line that ends a program, and waits until it has ended.
+fn ended(program: &str) -> String {
+    format!("pkill {program}; while pgrep {program} >/dev/null; do sleep 0.2; done")
+}
+
+/// The output of a line that a shell in the guest runs; none if it fails.
+fn answer(guest: &Guest, line: &str) -> Result<Option<String>> {
+    match guest.ask(&format!("sh {line}")) {
+        Ok(output) => Ok(Some(output)),
+        Err(error @ LabError::Guest { .. }) => {
+            eprintln!("lab: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
