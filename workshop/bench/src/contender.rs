@@ -54,7 +54,8 @@ impl Ground<'_> {
         if self.from.is_none() {
             return Guest::meet(spec.clone(), &self.hosts.a);
         }
-        resume(&qmp()?)?;
+        let qmp = qmp()?;
+        resume(&qmp)?;
         let guest = Guest::listen(spec.clone(), &self.hosts.a)?;
         guest.wait_beat(RESUMED_MAX)?;
         Ok(guest)

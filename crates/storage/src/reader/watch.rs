@@ -63,7 +63,7 @@ fn wait_over(shared: &Shared) -> Failure {
 fn give_back_wanted(shared: &Shared, why: &Failure) {
     loop {
         // A statement of its own, so that the lock is released before the consumer is called.
-        let items = shared.state.lock().wanted.take_any();
+        let items = shared.state.lock().requested.take_any();
         let Some(items) = items else { return };
         shared.give_back(&items, why);
     }

@@ -9,7 +9,7 @@ use data_threads::DataThreads;
 use page::PAGE_BYTES;
 
 use super::{Desk, FAILURES_IN_A_ROW_MAX, FAILURES_MAX, Request, Shared, State, came_back};
-use crate::wanted::{Limits, STRETCH_BYTES};
+use crate::requested::{Limits, STRETCH_BYTES};
 use crate::{ALIGNMENT_MAX, Buffer, Failure, Item, Pages};
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -74,8 +74,8 @@ impl Shared {
         loop {
             let size = {
                 let mut state = self.state.lock();
-                while state.wanted.is_empty() && state.over.is_none() {
-                    self.wanted.wait(&mut state);
+                while state.requested.is_empty() && state.over.is_none() {
+                    self.requested.wait(&mut state);
                 }
                 if state.over.is_some() {
                     return None;
@@ -84,7 +84,7 @@ impl Shared {
             };
             let begun_bytes = self.settings.pace.begin(size);
             let mut state = self.state.lock();
-            if state.over.is_some() || state.wanted.is_empty() {
+            if state.over.is_some() || state.requested.is_empty() {
                 let over = state.over.is_some();
                 drop(state);
                 self.settings.pace.settle(begun_bytes, 0);
@@ -96,7 +96,7 @@ impl Shared {
             }
             let fixed = self.settings.gap_bytes_max;
             let gap_bytes_max = fixed.unwrap_or_else(|| state.size.gap_bytes_max());
-            state.wanted.take_next(Limits { bytes_max: begun_bytes, gap_bytes_max }, items);
+            state.requested.take_next(Limits { bytes_max: begun_bytes, gap_bytes_max }, items);
             state.busy += 1;
             return Some(begun_bytes);
         }
