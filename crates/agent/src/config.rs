@@ -6,6 +6,7 @@ pub mod carry;
 mod defaults;
 mod directory;
 mod error;
+mod file;
 mod nic_speed;
 mod peers;
 mod percent;
@@ -272,23 +273,6 @@ fn choose_protection(
         (None, false) => tls_default.is_dir().then(|| tls_default.to_owned()),
     };
     Ok(Protection { tls, insecure_plaintext })
-}
-
-fn read(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path)
-        .map_err(|source| ConfigError::Unreadable { file: path.to_owned(), source })
-}
-
-/// Parses TOML; an error has its line.
-fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
-    toml::from_str(text).map_err(|error| {
-        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-        ConfigError::Malformed {
-            file: path.to_owned(),
-            line: before.matches('\n').count() + 1,
-            message: error.message().replace('\n', " "),
-        }
-    })
 }
 
 #[cfg(test)]

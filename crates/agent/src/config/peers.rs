@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::carry::{check_ports, ports_of, stands_for};
 use super::error::ConfigError;
+use super::file;
 use crate::name;
 
 /// One host.
@@ -75,7 +76,7 @@ pub(crate) fn read(
     path: &Path,
     name: &str,
 ) -> Result<(Option<PeerEntry>, Vec<PeerEntry>), ConfigError> {
-    let all = parse(path, &super::read(path)?)?.into_iter();
+    let all = parse(path, &file::read(path)?)?.into_iter();
     let (own, others): (Vec<_>, Vec<_>) = all.partition(|peer| peer.name == name);
     Ok((own.into_iter().next(), others))
 }
@@ -85,7 +86,7 @@ pub(crate) fn read(
 /// # Errors
 /// If an agent would not start with it.
 pub fn parse(path: &Path, text: &str) -> Result<Vec<PeerEntry>, ConfigError> {
-    let mut file: File = super::parse(path, text)?;
+    let mut file: File = file::parse(path, text)?;
     let mut names = HashSet::new();
     for entry in &file.host {
         if let Err(message) = check(entry, &mut names) {

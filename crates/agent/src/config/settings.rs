@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::error::ConfigError;
-use super::{CpuShare, DirectoryChoice, NicSpeed, carry, webhook};
+use super::{CpuShare, DirectoryChoice, NicSpeed, carry, file, webhook};
 
 /// The settings of an agent; each may be missing.
 #[derive(Debug, Default, clap::Args, Deserialize)]
@@ -104,7 +104,7 @@ pub struct Settings {
 
 /// Reads the file; relative paths in it start from its directory.
 pub(super) fn read(path: &Path) -> Result<Settings, ConfigError> {
-    let mut file: Settings = super::parse(path, &super::read(path)?)?;
+    let mut file: Settings = file::parse(path, &file::read(path)?)?;
     let here = path.parent().unwrap_or(Path::new(""));
     let Settings { peers, state, api, tls, directory_file, .. } = &mut file;
     let paths = [peers, state, api, tls, directory_file];

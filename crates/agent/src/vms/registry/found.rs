@@ -12,7 +12,7 @@ use qemu::machine::{self, Machine, StartError};
 use qemu::process::ProcessError;
 use qemu::qmp::{QmpError, RunState};
 
-use super::{images, remove_dir};
+use super::images;
 use crate::name;
 use crate::parallel::by_threads;
 use crate::state::StateDir;
@@ -74,7 +74,7 @@ fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
     let record = match Record::read(&dir) {
         Ok(record) => record,
         Err(RecordError::Missing(_)) if record::is_blank(&dir) && !held.names(name) => {
-            remove_dir(&dir);
+            record::remove_dir(&dir);
             return None;
         }
         // Its switchover continues by its journal, if it has one.
@@ -216,5 +216,5 @@ fn advice(name: &str, dir: &Path) -> String {
 
 fn remove(dir: &Path) {
     images::remove(dir);
-    remove_dir(dir);
+    record::remove_dir(dir);
 }
