@@ -53,7 +53,8 @@ pub enum DirectoryAt {
     Here(Arc<Embedded>),
     /// In the agent of this host of the rack.
     At(Mate),
-    /// In something else, such as Redis.
+    /// In a test's own.
+    #[cfg(test)]
     Elsewhere(Arc<dyn Directory>),
 }
 
@@ -107,6 +108,7 @@ impl Rack {
         let (directory, embedded): (Arc<dyn Directory>, _) = match at {
             DirectoryAt::Here(embedded) => (Arc::clone(&embedded) as _, Some(embedded)),
             DirectoryAt::At(mate) => (Arc::new(ask_at(mate, security.clone())?), None),
+            #[cfg(test)]
             DirectoryAt::Elsewhere(directory) => (directory, None),
         };
         let me = name(me)?;
