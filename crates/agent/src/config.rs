@@ -31,7 +31,6 @@ pub use webhook::Webhook;
 
 use qemu::programs::USUAL;
 
-use crate::name;
 use defaults::POOL_MIB;
 
 /// The configuration, checked and with all defaults.
@@ -118,7 +117,7 @@ impl Config {
             .name
             .or(file.name)
             .ok_or(ConfigError::Missing { what: "name for this host", flag: "name" })?;
-        name::check(&name)?;
+        identity::check_name(&name)?;
 
         let peers_file = typed.peers.or(file.peers);
         let (own, peers) = match &peers_file {

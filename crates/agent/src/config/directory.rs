@@ -5,7 +5,6 @@ use std::str::FromStr;
 use serde::Deserialize;
 
 use super::secrets;
-use crate::name;
 
 /// The text names no directory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,7 +36,7 @@ impl FromStr for DirectoryChoice {
             "auto" => Ok(Self::Auto),
             "off" => Ok(Self::Off),
             _ => match text.strip_prefix("host:") {
-                Some(host) if name::check(host).is_ok() => Ok(Self::Host(host.to_owned())),
+                Some(host) if identity::check_name(host).is_ok() => Ok(Self::Host(host.to_owned())),
                 _ => Err(wrong()),
             },
         }

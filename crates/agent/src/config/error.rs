@@ -4,8 +4,9 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use identity::NameError;
+
 use super::defaults::{POOL_MIB, TLS_DEFAULT};
-use crate::name::NameError;
 
 /// Why a configuration can't be used, for its author.
 #[derive(Debug, thiserror::Error)]

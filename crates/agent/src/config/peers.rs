@@ -10,7 +10,6 @@ use serde::{Deserialize, Deserializer};
 use super::carry::{check_ports, ports_of, stands_for};
 use super::error::ConfigError;
 use super::file;
-use crate::name;
 
 /// One host.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -143,7 +142,7 @@ fn shared_ports(hosts: &[PeerEntry]) -> Option<(String, String)> {
 }
 
 fn check<'f>(entry: &'f PeerEntry, names: &mut HashSet<&'f str>) -> Result<(), String> {
-    name::check(&entry.name).map_err(|error| error.to_string())?;
+    identity::check_name(&entry.name).map_err(|error| error.to_string())?;
     if !names.insert(&entry.name) {
         return Err("is listed twice: give each host one entry".to_owned());
     }

@@ -29,7 +29,6 @@ use qemu::probe::Probes;
 use qemu::qmp::QmpError;
 
 use crate::denied::Denied;
-use crate::name;
 use crate::parallel::at_once;
 use crate::state::StateDir;
 use crate::vms::holdings::Holdings;
@@ -321,7 +320,7 @@ impl Registry {
     }
 
     fn claim(self: &Arc<Self>, name: &str, busy: Busy) -> Result<Claim, Denied> {
-        name::check(name)?;
+        identity::check_name(name)?;
         if name.len() > self.state.name_letters_max() {
             return Err(Denied::Invalid(format!(
                 "the name `{name}` is too long for this agent's state directory: use {} letters \

@@ -13,7 +13,6 @@ use qemu::process::ProcessError;
 use qemu::qmp::{QmpError, RunState};
 
 use super::images;
-use crate::name;
 use crate::parallel::by_threads;
 use crate::state::StateDir;
 use crate::vms::record::{self, Record, RecordError, Standing};
@@ -55,7 +54,8 @@ pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
     let mut dirs = Vec::new();
     for entry in fs::read_dir(state.vms())? {
         let entry = entry?;
-        let named = entry.file_name().into_string().ok().filter(|n| name::check(n).is_ok());
+        let named =
+            entry.file_name().into_string().ok().filter(|n| identity::check_name(n).is_ok());
         match named {
             Some(name) if entry.file_type()?.is_dir() => dirs.push((name, entry.path())),
             _ => {
