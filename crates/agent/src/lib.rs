@@ -33,7 +33,6 @@ pub use self::api::few::Few;
 pub use self::api::socket::SocketError;
 pub use carry::CarryListenersError;
 pub use daemon::{AgentError, run};
-pub use identity::NameError;
 pub use qemu::secrets;
 pub use state::StateError;
 pub use user::UserError;
