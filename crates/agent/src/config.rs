@@ -6,6 +6,7 @@ pub mod carry;
 mod defaults;
 mod directory;
 mod error;
+mod file;
 mod nic_speed;
 mod peers;
 mod percent;
@@ -30,7 +31,6 @@ pub use webhook::Webhook;
 
 use qemu::programs::USUAL;
 
-use crate::name;
 use defaults::POOL_MIB;
 
 /// The configuration, checked and with all defaults.
@@ -93,8 +93,8 @@ pub struct Config {
     pub carry: Option<Carry>,
     /// The receiver of events, if there is one; only in the file.
     pub webhook: Option<Webhook>,
-    /// Settings that have passwords.
-    pub passwords: Vec<Password>,
+    /// The agent's file, if it has a password.
+    pub password: Option<Password>,
 }
 
 impl Config {
@@ -112,12 +112,12 @@ impl Config {
             None => Settings::default(),
         };
         let Protection { tls, insecure_plaintext } = choose_protection(&typed, &file, tls_default)?;
-        let passwords = passwords(&typed, &file);
+        let password = password(&typed, &file);
         let name = typed
             .name
             .or(file.name)
             .ok_or(ConfigError::Missing { what: "name for this host", flag: "name" })?;
-        name::check(&name)?;
+        identity::check_name(&name)?;
 
         let peers_file = typed.peers.or(file.peers);
         let (own, peers) = match &peers_file {
@@ -158,17 +158,13 @@ impl Config {
             insecure_plaintext,
             cgroups: file.cgroups.unwrap_or(true),
             sharing: file.sharing.unwrap_or(true),
-            directory: choose_directory(
-                typed.directory,
-                file.directory,
-                file.directory_file.as_deref(),
-            )?,
+            directory: typed.directory.or(file.directory).unwrap_or_default(),
             scan_cpu: typed.scan_cpu.or(file.scan_cpu).unwrap_or_default(),
             coordinators: file.coordinators,
             waits: file.waits,
             carry: carry.transpose()?,
             webhook: file.webhook.map(webhook::Section::understood).transpose()?,
-            passwords,
+            password,
         };
         if !POOL_MIB.contains(&pool_mib) {
             return Err(ConfigError::Pool(pool_mib));
@@ -218,36 +214,10 @@ impl Config {
     }
 }
 
-/// The location of the rack's directory: the flag's, or that of the file or of a file for it alone.
-fn choose_directory(
-    typed: Option<DirectoryChoice>,
-    in_file: Option<DirectoryChoice>,
-    own_file: Option<&Path>,
-) -> Result<DirectoryChoice, ConfigError> {
-    match (typed, in_file, own_file) {
-        (_, Some(_), Some(_)) => Err(ConfigError::Twice("directory")),
-        (Some(typed), ..) => Ok(typed),
-        (None, _, Some(file)) => Ok(secrets::read_private(file)?.trim().parse()?),
-        (None, in_file, None) => Ok(in_file.unwrap_or_default()),
-    }
-}
-
-/// The settings that have passwords where others may read them.
-fn passwords(typed: &Settings, file: &Settings) -> Vec<Password> {
-    let has = |directory: &Option<DirectoryChoice>| {
-        directory.as_ref().is_some_and(DirectoryChoice::has_password)
-    };
-    let mut found = Vec::new();
-    if has(&typed.directory) {
-        found.push(Password::new("directory", None));
-    }
-    if has(&file.directory) {
-        found.push(Password::new("directory", typed.config.clone()));
-    }
-    if file.webhook.as_ref().is_some_and(webhook::Section::has_password) {
-        found.push(Password::new("url under [webhook]", typed.config.clone()));
-    }
-    found
+/// The agent's file, if it has a password.
+fn password(typed: &Settings, file: &Settings) -> Option<Password> {
+    let has = file.webhook.as_ref().is_some_and(webhook::Section::has_password);
+    typed.config.clone().filter(|_| has).map(Password::in_file)
 }
 
 /// The directory of the certificate, or the choice to use none.
@@ -272,23 +242,6 @@ fn choose_protection(
         (None, false) => tls_default.is_dir().then(|| tls_default.to_owned()),
     };
     Ok(Protection { tls, insecure_plaintext })
-}
-
-fn read(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path)
-        .map_err(|source| ConfigError::Unreadable { file: path.to_owned(), source })
-}
-
-/// Parses TOML; an error has its line.
-fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
-    toml::from_str(text).map_err(|error| {
-        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-        ConfigError::Malformed {
-            file: path.to_owned(),
-            line: before.matches('\n').count() + 1,
-            message: error.message().replace('\n', " "),
-        }
-    })
 }
 
 #[cfg(test)]

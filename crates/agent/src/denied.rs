@@ -47,8 +47,8 @@ impl Denied {
     }
 }
 
-impl From<crate::name::NameError> for Denied {
-    fn from(error: crate::name::NameError) -> Self {
+impl From<identity::NameError> for Denied {
+    fn from(error: identity::NameError) -> Self {
         Self::Invalid(error.to_string())
     }
 }

@@ -15,7 +15,7 @@ const FLOORS: [&[&str]; 11] = [
     &["config"],
     &["events"],
     &["denied"],
-    &["id", "metrics", "name", "parallel", "shares", "state", "user", "watched"],
+    &["id", "metrics", "parallel", "shares", "state", "user", "watched"],
 ];
 
 fn floor(module: &str) -> usize {

@@ -128,14 +128,6 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
-/// The runtime of commands that ask agents.
-pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Problem> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|source| Problem::Local { what: "starting".to_owned(), source })
-}
-
 /// A command that is a request to an agent.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Request {

@@ -10,6 +10,7 @@ mod init;
 mod libvirt;
 mod options;
 mod output;
+mod runtime;
 mod top;
 mod watch;
 
@@ -20,6 +21,7 @@ use client::{Client, Problem, Route};
 
 use crate::commands::{Args, Command, agent, ca};
 use crate::output::eprint_line;
+use crate::runtime::runtime;
 
 fn main() -> ExitCode {
     match perform(Args::parse()) {
@@ -44,7 +46,7 @@ fn perform(Args { api, tls, command }: Args) -> Result<ExitCode, Problem> {
         Command::Man(args) => commands::completions::man(&args),
         Command::Request(request) => {
             let client = Client::new(Route::new(api, tls.as_deref())?);
-            commands::runtime()?.block_on(request.run(&client))
+            runtime()?.block_on(request.run(&client))
         }
     }
 }

@@ -11,24 +11,12 @@
 //! - Every change is a POST from the same origin with a token from the dashboard's own form.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use aws_lc_rs::{constant_time, rand};
-use axum::extract::{Form, FromRequest, Request, State};
-use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use axum::http::{Method, StatusCode};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::http::Method;
+use axum::http::header::{self, HeaderMap, HeaderName};
 use client::Problem;
-
-use super::{Dashboard, page, pages};
-
-/// Lets pages load nothing from elsewhere, and use only the dashboard's own scripts and
-/// styles.
-const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
-                      img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
-/// The longest body of a form.
-const FORM_BYTES_MAX: usize = 64 << 10;
 
 /// The secrets that give access.
 pub(crate) struct Gate {
@@ -161,41 +149,8 @@ impl Gate {
     }
 }
 
-/// Checks every request.
-pub(super) async fn check(
-    State(site): State<Arc<Dashboard>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let path = request.uri().path();
-    let is_icon = path == "/favicon.ico";
-    let admitted = site.gate.admit(request.method(), path, request.headers());
-    let mut response = match admitted {
-        Ok(()) => next.run(request).await,
-        // Browsers request it if a page names no icon, and send no cookie for its path.
-        Err(Refusal::Stranger) if is_icon => StatusCode::NO_CONTENT.into_response(),
-        Err(Refusal::Stranger) => page(StatusCode::FORBIDDEN, pages::locked()),
-        Err(refusal) => page(StatusCode::FORBIDDEN, pages::problem(refusal.text())),
-    };
-    let headers = response.headers_mut();
-    for (name, value) in [
-        ("content-security-policy", POLICY),
-        ("x-content-type-options", "nosniff"),
-        ("x-frame-options", "DENY"),
-        // The path is secret. With `no-referrer`, browsers would send no origin in a POST.
-        ("referrer-policy", "same-origin"),
-        ("cross-origin-opener-policy", "same-origin"),
-        ("cross-origin-resource-policy", "same-origin"),
-        ("cache-control", "no-store"),
-    ] {
-        let name = HeaderName::from_static(name);
-        headers.entry(name).or_insert(HeaderValue::from_static(value));
-    }
-    response
-}
-
 impl Refusal {
-    fn text(self) -> &'static str {
+    pub(super) fn text(self) -> &'static str {
         match self {
             Self::Host => {
                 "These pages are served at 127.0.0.1, localhost, [::1] and the address of \
@@ -210,46 +165,6 @@ impl Refusal {
     }
 }
 
-/// The fields of one of the dashboard's forms.
-///
-/// Handlers get a POST's fields only this way, so that no check of the token can be forgotten.
-pub(super) struct Fields(Vec<(String, String)>);
-
-impl Fields {
-    pub(super) fn text(&self, name: &str) -> &str {
-        let field = self.0.iter().find(|(its_name, _)| its_name == name);
-        field.map_or("", |(_, value)| value.trim())
-    }
-}
-
-impl From<Vec<(String, String)>> for Fields {
-    fn from(fields: Vec<(String, String)>) -> Self {
-        Self(fields)
-    }
-}
-
-impl FromRequest<Arc<Dashboard>> for Fields {
-    type Rejection = Response;
-
-    async fn from_request(request: Request, site: &Arc<Dashboard>) -> Result<Self, Response> {
-        let refused = |status, text| page(status, pages::problem(text));
-        let request = request
-            .map(|body| axum::body::Body::new(http_body_util::Limited::new(body, FORM_BYTES_MAX)));
-        let Ok(Form(fields)) = Form::<Vec<(String, String)>>::from_request(request, &()).await
-        else {
-            return Err(refused(StatusCode::BAD_REQUEST, "That is not a form of these pages."));
-        };
-        let fields = Self(fields);
-        if same(fields.text("token"), site.gate.token()) {
-            Ok(fields)
-        } else {
-            let text = "The form is of another start of the dashboard, or of another page. Go back, \
-                        reload, and send it again.";
-            Err(refused(StatusCode::FORBIDDEN, text))
-        }
-    }
-}
-
 /// 128 random bits.
 fn secret() -> Result<String, Problem> {
     let mut bytes = [0; 16];
@@ -260,7 +175,7 @@ fn secret() -> Result<String, Problem> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-fn same(one: &str, other: &str) -> bool {
+pub(super) fn same(one: &str, other: &str) -> bool {
     constant_time::verify_slices_are_equal(one.as_bytes(), other.as_bytes()).is_ok()
 }
 

@@ -6,9 +6,12 @@
 
 #![forbid(unsafe_code)]
 
+mod choice;
 mod gate;
+mod guard;
 mod orders;
 mod pages;
+mod site;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,11 +26,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use client::cluster::Cluster;
 use client::{Client, Problem};
-use maud::Markup;
 use serde::Deserialize;
 use tokio::net::TcpListener;
 
 use gate::Gate;
+use site::{Dashboard, Site, page};
 
 /// Connections at a time. Any user of this machine may connect, and would otherwise use up the open
 /// files of the dashboard, which then answers nobody.
@@ -46,16 +49,6 @@ pub struct Pages {
     gate: Gate,
     cluster: Arc<Cluster>,
 }
-
-/// The state from which requests are answered.
-struct Dashboard {
-    gate: Gate,
-    cluster: Arc<Cluster>,
-    /// Shows the next address that opens the pages.
-    announce: fn(&str),
-}
-
-type Site = State<Arc<Dashboard>>;
 
 impl Pages {
     /// Queries the agents, and listens for browsers. With `read_only`, pages have no forms that
@@ -119,7 +112,7 @@ fn router(dashboard: Arc<Dashboard>) -> Router {
         .fallback(|| async {
             page(StatusCode::NOT_FOUND, pages::problem("There is no such page."))
         })
-        .layer(from_fn_with_state(Arc::clone(&dashboard), gate::check))
+        .layer(from_fn_with_state(Arc::clone(&dashboard), guard::check))
         .with_state(dashboard)
 }
 
@@ -179,11 +172,6 @@ async fn host(State(site): Site, Query(Named { name }): Query<Named>) -> Respons
         Some(state) => page(StatusCode::OK, pages::host(&known, &name, state, &site.gate)),
         None => page(StatusCode::NOT_FOUND, pages::problem("No host has that name.")),
     }
-}
-
-fn page(status: StatusCode, page: Markup) -> Response {
-    let kind = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
-    (status, kind, page.into_string()).into_response()
 }
 
 fn asset(kind: &'static str, text: &'static str) -> Response {

@@ -5,8 +5,7 @@
 use std::time::Duration;
 
 use api::{
-    Evacuation, GangOptions, GangRequest, GangStarted, MigrationStarted, PARALLEL_DEFAULT, Report,
-    WantedMove,
+    Evacuation, GangRequest, GangStarted, MigrationStarted, PARALLEL_DEFAULT, Report, WantedMove,
 };
 use axum::extract::{Query, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
@@ -16,84 +15,15 @@ use report::html;
 use serde::Deserialize;
 use tokio::time::timeout;
 
-use super::gate::Fields;
-use super::{Dashboard, Site, page, pages};
+use super::choice::Choice;
+use super::guard::Fields;
+use super::pages;
+use super::site::{Dashboard, Site, page};
 
 /// How long an agent may take.
 ///
 /// Planning a gang may take a minute, because QEMUs are started to probe their capabilities.
 const ORDER_MAX: Duration = Duration::from_secs(120);
-
-/// How VMs are moved, as chosen in a form.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Choice {
-    pub(super) downtime_ms: u64,
-    pub(super) disks: Disks,
-}
-
-/// How disks are handled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Disks {
-    /// The agents check that both hosts see the same storage.
-    #[default]
-    Checked,
-    /// The operator's word that both hosts see the same storage.
-    Shared,
-    /// They move too, and missing images are created.
-    Moved,
-}
-
-impl Disks {
-    pub(super) const ALL: [Self; 3] = [Self::Checked, Self::Shared, Self::Moved];
-
-    pub(super) fn value(self) -> &'static str {
-        match self {
-            Self::Checked => "checked",
-            Self::Shared => "shared",
-            Self::Moved => "moved",
-        }
-    }
-}
-
-impl Default for Choice {
-    fn default() -> Self {
-        let GangOptions { downtime_ms, .. } = GangOptions::default();
-        Self { downtime_ms, disks: Disks::default() }
-    }
-}
-
-impl Choice {
-    /// The choice as typed; an empty field means the default.
-    fn parse(downtime_ms: &str, disks: &str) -> Result<Self, String> {
-        let downtime_ms = match downtime_ms {
-            "" => Self::default().downtime_ms,
-            text => text
-                .parse()
-                .ok()
-                .filter(|ms| (1..=60_000).contains(ms))
-                .ok_or("The downtime goal is a number of milliseconds, from 1 to 60000.")?,
-        };
-        let disks = match disks {
-            "" => Disks::default(),
-            text => Disks::ALL
-                .into_iter()
-                .find(|one| one.value() == text)
-                .ok_or("There is no such choice for disks.")?,
-        };
-        Ok(Self { downtime_ms, disks })
-    }
-
-    fn options(&self) -> GangOptions {
-        let moved = self.disks == Disks::Moved;
-        GangOptions {
-            downtime_ms: self.downtime_ms,
-            shared_disks: self.disks == Disks::Shared,
-            disks: moved.then(|| "all".to_owned()),
-            create_disks: moved,
-            ..GangOptions::default()
-        }
-    }
-}
 
 #[derive(Deserialize)]
 #[serde(default)]
@@ -271,28 +201,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms_are_read_as_typed() {
-        assert_eq!(Choice::parse("", ""), Ok(Choice::default()));
-        let moved = Choice::parse("50", "moved").unwrap();
-        let options = moved.options();
-        assert_eq!((options.downtime_ms, options.disks.as_deref()), (50, Some("all")));
-        assert!(options.create_disks && !options.shared_disks);
-        assert!(Choice::parse("", "shared").unwrap().options().shared_disks);
-        for (downtime, disks) in [("0", ""), ("-1", ""), ("x", ""), ("60001", ""), ("", "lost")] {
-            assert!(Choice::parse(downtime, disks).is_err(), "{downtime} {disks}");
-        }
-    }
-
-    #[test]
     fn an_order_without_an_answer_is_not_said_to_have_failed() {
         let lost = Problem::Lost { at: "/s".to_owned(), why: "no answer".to_owned() };
         let said = not_done(&lost);
         assert!(said.contains("no answer. It may be carried out anyway"), "{said}");
         assert_eq!(not_done(&Problem::Refused("no room".to_owned())), "no room");
-    }
-
-    #[test]
-    fn fields_that_are_left_out_have_the_commands_defaults() {
-        assert_eq!(Choice::default().options(), GangOptions::default());
     }
 }

@@ -2,10 +2,12 @@
 
 mod claims;
 mod effort;
+mod fetch;
 mod line;
 mod patience;
 mod publisher;
-mod serve;
+mod remote_waiter;
+mod server;
 
 use std::collections::HashMap;
 use std::io;
@@ -24,8 +26,8 @@ use wire::Kind;
 pub(crate) use claims::{Batch, Claims, Fate};
 use line::Line;
 use publisher::Publisher;
-pub(crate) use serve::RemoteWaiter;
-pub use serve::{SERVED_BYTES_MAX, serve};
+pub(crate) use remote_waiter::RemoteWaiter;
+pub use server::{SERVED_BYTES_MAX, serve};
 
 /// The longest wait for the directory. Its answer may be queued behind others' content in a full
 /// network card.
@@ -51,7 +53,8 @@ pub enum DirectoryAt {
     Here(Arc<Embedded>),
     /// In the agent of this host of the rack.
     At(Mate),
-    /// In something else, such as Redis.
+    /// In a test's own.
+    #[cfg(test)]
     Elsewhere(Arc<dyn Directory>),
 }
 
@@ -105,6 +108,7 @@ impl Rack {
         let (directory, embedded): (Arc<dyn Directory>, _) = match at {
             DirectoryAt::Here(embedded) => (Arc::clone(&embedded) as _, Some(embedded)),
             DirectoryAt::At(mate) => (Arc::new(ask_at(mate, security.clone())?), None),
+            #[cfg(test)]
             DirectoryAt::Elsewhere(directory) => (directory, None),
         };
         let me = name(me)?;

@@ -13,13 +13,12 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use content::{Domain, Key, Name};
-use data_threads::DataThreads;
 use page::PAGE_BYTES;
 use parking_lot::Mutex;
 use storage::{Consumer, Failure, Item, Opened, Pages, Progress, Reader, Settings};
 use wire::DiskPlace;
 
-use crate::destination::{Arriving, Exchange, Outbox, Provider, Resolving};
+use crate::destination::{Exchange, Provider};
 use names::Names;
 
 const SECTOR_BYTES: u64 = 512;
@@ -105,19 +104,6 @@ impl Consumer for Taking {
 #[must_use]
 pub fn key(secret: &str) -> Key {
     Key::new(secret.as_bytes(), &Domain::default())
-}
-
-/// Admits a VM whose content is not shared: its pages are read from its disks, or found among
-/// those that it has already. The caller sends the [`Outbox`]'s messages to its source.
-///
-/// # Errors
-/// If a thread can't be started.
-pub fn admit(
-    secret: &str,
-    vm: Arriving,
-    threads: &Arc<DataThreads>,
-) -> std::io::Result<(Resolving, Outbox)> {
-    Exchange::start_for_one(vm.blocks.pages())?.admit(key(secret), None, vm, threads)
 }
 
 /// Disks that can be read, and how.

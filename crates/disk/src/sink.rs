@@ -1,5 +1,6 @@
 //! The destination's end of all disks of one migration.
 
+mod error;
 mod finished;
 mod newest;
 mod shared;
@@ -14,76 +15,10 @@ use page::{BlockBatch, DiskId, Pool};
 use parking_lot::Mutex;
 use transport::{BlockSink, TakeError};
 
+pub use error::SinkError;
 use shared::Shared;
-pub use write_blocks::{Done, NbdWriter, WriteBlocks, WriteFailure};
-
-/// A disk that is being received.
-pub struct SinkDisk {
-    /// Its name, for messages.
-    pub name: String,
-    /// Its size.
-    pub bytes: u64,
-    /// What it is written through.
-    pub writer: Arc<dyn WriteBlocks>,
-}
-
-impl std::fmt::Debug for SinkDisk {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SinkDisk")
-            .field("name", &self.name)
-            .field("bytes", &self.bytes)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Why a sink accepts and writes nothing more.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SinkError {
-    /// The storage is full.
-    #[error("disk {disk}: no space left at the destination")]
-    NoSpace {
-        /// Its name.
-        disk: String,
-    },
-    /// A write failed.
-    #[error("disk {disk} cannot be written at the destination: {why}")]
-    Write {
-        /// Its name.
-        disk: String,
-        /// Why.
-        why: String,
-    },
-    /// A flush failed.
-    #[error("disk {disk} cannot be flushed at the destination: {why}")]
-    Flush {
-        /// Its name.
-        disk: String,
-        /// Why.
-        why: String,
-    },
-    /// There is no such disk.
-    #[error("no disk of this migration has the number {number}")]
-    Unknown {
-        /// The number.
-        number: u16,
-    },
-    /// The sink was closed by its owner.
-    #[error("the migration ended")]
-    Closed,
-}
-
-/// What became of the batches received.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SinkCounts {
-    /// Bytes of data that are written.
-    pub data_bytes: u64,
-    /// Bytes of zeroes that are written.
-    pub zero_bytes: u64,
-    /// Bytes left out because newer ones had arrived before.
-    pub superseded_bytes: u64,
-    /// Repeats of batches that had arrived before.
-    pub repeated: u64,
-}
+pub use shared::SinkCounts;
+pub use write_blocks::{Done, NbdWriter, SinkDisk, WriteBlocks, WriteFailure};
 
 /// Writes the disk blocks that lanes deliver, with one thread per disk, so that lanes don't wait
 /// for a write. Dropping it ends it, and discards what is not written yet.
@@ -207,15 +142,5 @@ impl BlockSink for DiskSink {
 
     fn take(&self, batch: BlockBatch) -> Result<(), TakeError> {
         self.shared.take(batch)
-    }
-}
-
-impl From<SinkError> for TakeError {
-    fn from(error: SinkError) -> Self {
-        match error {
-            SinkError::Closed => Self::Over,
-            SinkError::Unknown { .. } => Self::Peer(error.to_string()),
-            error => Self::Disk(error.to_string()),
-        }
     }
 }

@@ -55,5 +55,5 @@ pub use record::RecordError;
 pub use refusal::{CertificateProblem, Refusal};
 pub use security::Security;
 pub use socket::Closer;
-pub use subject::{NameError, Role, Subject};
+pub use subject::{NameError, Role, Subject, check_name};
 pub use writer::Writer;

@@ -83,7 +83,7 @@ impl Subject {
     /// # Errors
     /// If the name is not valid.
     pub fn host(name: &str) -> Result<Self, NameError> {
-        check(name)?;
+        check_name(name)?;
         Ok(Self::Host(name.to_owned()))
     }
 
@@ -92,7 +92,7 @@ impl Subject {
     /// # Errors
     /// If the name is not valid.
     pub fn client(role: Role, name: &str) -> Result<Self, NameError> {
-        check(name)?;
+        check_name(name)?;
         Ok(Self::Client { role, name: name.to_owned() })
     }
 
@@ -133,7 +133,12 @@ impl fmt::Display for Subject {
     }
 }
 
-fn check(name: &str) -> Result<(), NameError> {
+/// Checks that `name` may name a host, a VM or a person: it becomes a part of paths and URIs, so few
+/// characters are permitted.
+///
+/// # Errors
+/// If not, with the rules for names.
+pub fn check_name(name: &str) -> Result<(), NameError> {
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let good = name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.len() <= LETTERS_MAX
@@ -141,6 +146,7 @@ fn check(name: &str) -> Result<(), NameError> {
     if good {
         return Ok(());
     }
+    // The text may come from a peer, so only a printable, short part is quoted.
     let shown = name.chars().take(LETTERS_MAX).map(|c| if c.is_control() { '?' } else { c });
     Err(NameError(shown.collect()))
 }
@@ -180,8 +186,19 @@ mod tests {
     }
 
     #[test]
+    fn names_are_what_paths_can_hold() {
+        for name in ["a", "web1", "9", "a.b_c-d", "A..", &"a".repeat(LETTERS_MAX)] {
+            assert_eq!(check_name(name), Ok(()), "{name}");
+        }
+    }
+
+    #[test]
     fn bad_names_are_refused_in_short_printable_words() {
-        for name in ["", ".", "-a", "a b", "a/b", "ä", "a\n", &"a".repeat(65)] {
+        let (too_long, endless) = ("a".repeat(LETTERS_MAX + 1), "\n".repeat(100_000));
+        for name in [
+            "", ".", "..", ".a", "-a", "_a", "a b", "a/b", "../a", "ä", "a\n", "a\0", &too_long,
+            &endless,
+        ] {
             let said = Subject::host(name).unwrap_err().to_string();
             assert!(said.len() < 300 && !said.contains('\n'), "{said}");
         }

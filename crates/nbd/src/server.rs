@@ -14,34 +14,20 @@
 //! instead of two. Not FAST_ZERO: only the destination knows what is fast there.
 //! Not MULTI_CONN: requests keep their order.
 
+mod error;
 mod negotiate;
 mod replier;
 mod requests;
 
-use std::io;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::handshake::{BlockSizes, PAYLOAD_BYTES_MAX};
-use crate::{ExportFlags, ProtocolError};
-
+use error::PATIENCE;
+pub use error::ServerError;
 pub(crate) use negotiate::choose;
 pub use replier::Replier;
 pub use requests::{Request, RequestKind, Requests};
 pub(crate) use requests::{RequestReader, Step};
-
-/// How long a client may take for each message before it has chosen.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-const FLAGS: ExportFlags = ExportFlags(
-    ExportFlags::HAS_FLAGS.0
-        | ExportFlags::FLUSH.0
-        | ExportFlags::TRIM.0
-        | ExportFlags::WRITE_ZEROES.0,
-);
-
-const BLOCK_SIZES: BlockSizes =
-    BlockSizes { minimum: 1, preferred: 64 << 10, maximum: PAYLOAD_BYTES_MAX };
 
 /// A disk that clients may write to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,46 +47,6 @@ pub struct Connection {
     pub requests: Requests,
     /// Sends the replies.
     pub replier: Replier,
-}
-
-/// A connection failed. The client is to blame, unless the variant says otherwise.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// The socket failed, or the client did not read for too long.
-    #[error("{action} the NBD client: {source}")]
-    Socket {
-        /// What was tried.
-        action: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
-    /// The client sent nothing when it was its turn.
-    #[error("the NBD client sent nothing for {} s", PATIENCE.as_secs())]
-    Silent,
-    /// The client left without a DISCONNECT, as QEMU does when it ends or is killed.
-    #[error("the NBD client disconnected")]
-    HungUp,
-    /// The client violates the protocol.
-    #[error("the NBD client breaks the protocol: {0}")]
-    Client(#[from] ProtocolError),
-    /// An earlier reply could not be sent; no others follow it.
-    #[error("the connection to the NBD client is broken")]
-    Broken,
-}
-
-impl ServerError {
-    fn reading(source: io::Error) -> Self {
-        match source.kind() {
-            io::ErrorKind::UnexpectedEof => Self::HungUp,
-            // Only before it has chosen: afterwards there is no timeout.
-            io::ErrorKind::WouldBlock => Self::Silent,
-            _ => Self::Socket { action: "reading from", source },
-        }
-    }
-
-    fn writing(source: io::Error) -> Self {
-        Self::Socket { action: "writing to", source }
-    }
 }
 
 /// Lets the client choose one of the exports. `None` if it ends the negotiation instead.

@@ -15,6 +15,7 @@ mod block_device;
 mod challenge;
 mod choose;
 mod cleanup;
+mod content;
 mod image_error;
 mod images;
 mod list;
@@ -33,6 +34,7 @@ pub(crate) use challenge::NETWORK;
 pub use challenge::challenges;
 pub use choose::{Choice, ChoiceError, WhichDisks, choose, without_moving};
 pub use cleanup::Cleanup;
+pub use content::GoesOn;
 pub use image_error::{ImageError, ImageProblem};
 pub(crate) use images::identity_of;
 pub use images::{Prepared, PreparedImage, moving, prepare, remove_made};
@@ -40,71 +42,7 @@ pub(crate) use list::guest_id;
 pub use list::{Disk, Stays, disks};
 pub use promises::Promises;
 pub use qemu_img::QemuImg;
-
-use crate::command_line::overridden;
-use crate::launch::User;
-
-/// Most bytes of an image that are read to compare contents, where nothing else can be compared.
-const CONTENT_BYTES_MAX: u64 = 4 << 30;
-
-/// Asked again and again while an image's content is read, which may take minutes: an error, with
-/// the reason, ends that.
-pub type GoesOn<'g> = &'g dyn Fn() -> Result<(), String>;
-
-/// An image that is not proven to be shared by both hosts. Its text is for the peer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{image} can't be proved to be the same at both hosts: {}", reason.for_peer())]
-pub struct NotShared {
-    /// The image, as it is called at the destination.
-    pub image: String,
-    /// Why not.
-    pub reason: Reason,
-}
-
-/// Why an image is not proven to be shared by both hosts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// It is in what the peer sent.
-    Known(String),
-    /// It tells something of this host, and is for its log alone.
-    Local(String),
-}
-
-impl Reason {
-    fn for_peer(&self) -> &str {
-        match self {
-            Self::Known(reason) => reason,
-            Self::Local(_) => "the log of the agent there has the reason",
-        }
-    }
-
-    /// The reason, for this host's log.
-    #[must_use]
-    pub fn for_log(&self) -> &str {
-        match self {
-            Self::Known(reason) | Self::Local(reason) => reason,
-        }
-    }
-}
-
-/// Checks that this host meets a peer's challenge; `overrides` say what the image is called here.
-/// Files are opened with the rights of `user`; none means the agent's own.
-///
-/// # Errors
-/// With the reason if it doesn't.
-pub fn verify(
-    challenge: &Challenge,
-    overrides: &[(String, String)],
-    user: Option<&User>,
-    goes_on: GoesOn<'_>,
-) -> Result<(), NotShared> {
-    let image = overridden(&challenge.image, overrides).map_err(|error| NotShared {
-        image: challenge.image.clone(),
-        reason: Reason::Known(error.to_string()),
-    })?;
-    let verified = verify::verify(&image, &challenge.proof, user, goes_on);
-    verified.map_err(|reason| NotShared { image, reason })
-}
+pub use verify::{NotShared, Reason, verify};
 
 #[cfg(test)]
 mod tests;

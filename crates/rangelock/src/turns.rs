@@ -3,8 +3,6 @@
 
 use std::ops::Range;
 
-use crate::list::SkipList;
-
 #[derive(Debug)]
 struct Waiting<W> {
     range: Range<u64>,
@@ -17,21 +15,22 @@ struct Waiting<W> {
 /// Held and requested ranges; `W` identifies the waiter.
 #[derive(Debug)]
 pub(crate) struct Turns<W> {
-    held: SkipList,
+    /// They don't overlap, and their order has no meaning.
+    held: Vec<Range<u64>>,
     waiting: Vec<Waiting<W>>,
     granted: Vec<W>,
 }
 
 impl<W> Turns<W> {
     pub(crate) const fn new() -> Self {
-        Self { held: SkipList::new(), waiting: Vec::new(), granted: Vec::new() }
+        Self { held: Vec::new(), waiting: Vec::new(), granted: Vec::new() }
     }
 
     /// Takes `range` if no part of it is held or waited for.
     pub(crate) fn take(&mut self, range: &Range<u64>) -> bool {
         let free = self.ahead_of(range) == 0;
         if free {
-            self.held.insert(range);
+            self.held.push(range.clone());
         }
         free
     }
@@ -49,7 +48,8 @@ impl<W> Turns<W> {
     /// otherwise the holder would still be waiting behind it. So each such
     /// waiter counted `range` once, and uncounts it here.
     pub(crate) fn give_back(&mut self, range: &Range<u64>) {
-        self.held.remove(range.start);
+        let held = self.held.iter().position(|held| held == range);
+        self.held.swap_remove(held.expect("it is held"));
         let mut at = 0;
         while let Some(waiting) = self.waiting.get_mut(at) {
             if overlap(&waiting.range, range) {
@@ -61,7 +61,7 @@ impl<W> Turns<W> {
             }
             // The vector's order has no meaning; the counts have.
             let waiting = self.waiting.swap_remove(at);
-            self.held.insert(&waiting.range);
+            self.held.push(waiting.range);
             self.granted.push(waiting.waiter);
         }
     }
@@ -72,8 +72,9 @@ impl<W> Turns<W> {
     }
 
     fn ahead_of(&self, range: &Range<u64>) -> usize {
+        let held = self.held.iter().filter(|held| overlap(held, range)).count();
         let queued = self.waiting.iter().filter(|waiting| overlap(&waiting.range, range)).count();
-        self.held.overlapping(range) + queued
+        held + queued
     }
 }
 

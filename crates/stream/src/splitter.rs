@@ -56,6 +56,8 @@ pub struct Head {
     pub ram_section: u32,
     /// Whether sections end with a footer.
     pub footers: bool,
+    /// Whether epochs are RAM sections, which QEMU ends after 50 ms, rather than passes.
+    pub epoch_by_section: bool,
     /// Whether the migration may switch to postcopy. Then the destination's QEMU discards all
     /// of its RAM as it reads the head, and later requests each page that it did not load
     /// itself or that has no memory behind it. So pages may reach it only as records of its
@@ -469,6 +471,7 @@ impl Splitter {
             blocks: self.blocks.list().to_vec(),
             ram_section: self.ram_section.unwrap_or_default(),
             footers: self.footers,
+            epoch_by_section: self.epoch_by_section(),
             may_turn_to_postcopy: self.may_turn_to_postcopy,
         })))
     }

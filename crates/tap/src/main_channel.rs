@@ -12,7 +12,6 @@ use stream::{Progress, RECORD_BYTES_MAX, Sink, Splitter, Step, StreamKind};
 
 use crate::error::TapError;
 use crate::filling::Filling;
-use crate::output::Head;
 use crate::shared::{Channels, Shared};
 use crate::socket::{Found, read_some, read_soon, wait};
 
@@ -259,14 +258,7 @@ impl Reader<'_> {
         match step {
             Step::More { .. } | Step::Paused => Ok(Next::Parse),
             Step::Head(head) => {
-                output.head(Head {
-                    bytes: head.bytes,
-                    blocks: head.blocks,
-                    ram_section: head.ram_section,
-                    footers: head.footers,
-                    epoch_by_section: splitter.epoch_by_section(),
-                    may_turn_to_postcopy: head.may_turn_to_postcopy,
-                })?;
+                output.head(head)?;
                 // Only now, because the channels start to deliver batches at once.
                 self.shared.announce(Arc::new(splitter.blocks().clone()));
                 Ok(Next::Parse)

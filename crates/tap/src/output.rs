@@ -7,27 +7,10 @@ use page::{Batch, Epoch};
 
 /// A RAM block, as QEMU announced it.
 pub use stream::Block;
+/// The stream before the first page.
+pub use stream::Head;
 /// Why a stream can't be split, or no longer.
 pub use stream::Unsplittable;
-
-/// The stream before the first page.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head {
-    /// The non-RAM stream up to the end of RAM's setup, for the destination's QEMU.
-    pub bytes: Vec<u8>,
-    /// The RAM blocks; a `BlockId` is an index into this list.
-    pub blocks: Vec<Block>,
-    /// QEMU's number for the section `ram`.
-    pub ram_section: u32,
-    /// Whether sections end in footers.
-    pub footers: bool,
-    /// Whether epochs are RAM sections, which QEMU ends after 50 ms, rather than passes.
-    pub epoch_by_section: bool,
-    /// Whether the migration may switch to postcopy: then the destination's QEMU must load
-    /// every page itself, because it has to know later which pages it has. No page may be
-    /// written into its memory directly.
-    pub may_turn_to_postcopy: bool,
-}
 
 /// The receiver of the tap's output accepts no more, and reports the reason itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::carry::{check_ports, ports_of, stands_for};
 use super::error::ConfigError;
-use crate::name;
+use super::file;
 
 /// One host.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -75,7 +75,7 @@ pub(crate) fn read(
     path: &Path,
     name: &str,
 ) -> Result<(Option<PeerEntry>, Vec<PeerEntry>), ConfigError> {
-    let all = parse(path, &super::read(path)?)?.into_iter();
+    let all = parse(path, &file::read(path)?)?.into_iter();
     let (own, others): (Vec<_>, Vec<_>) = all.partition(|peer| peer.name == name);
     Ok((own.into_iter().next(), others))
 }
@@ -85,7 +85,7 @@ pub(crate) fn read(
 /// # Errors
 /// If an agent would not start with it.
 pub fn parse(path: &Path, text: &str) -> Result<Vec<PeerEntry>, ConfigError> {
-    let mut file: File = super::parse(path, text)?;
+    let mut file: File = file::parse(path, text)?;
     let mut names = HashSet::new();
     for entry in &file.host {
         if let Err(message) = check(entry, &mut names) {
@@ -142,7 +142,7 @@ fn shared_ports(hosts: &[PeerEntry]) -> Option<(String, String)> {
 }
 
 fn check<'f>(entry: &'f PeerEntry, names: &mut HashSet<&'f str>) -> Result<(), String> {
-    name::check(&entry.name).map_err(|error| error.to_string())?;
+    identity::check_name(&entry.name).map_err(|error| error.to_string())?;
     if !names.insert(&entry.name) {
         return Err("is listed twice: give each host one entry".to_owned());
     }

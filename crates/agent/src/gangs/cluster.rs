@@ -219,8 +219,8 @@ fn clean(answer: &mut Answer) {
         Answer::Able { unfit } => unfit.iter_mut().flatten().for_each(|why| *why = plain(why)),
         Answer::Census(census) => {
             // Names become parts of requests and output.
-            census.vms.retain(|vm: &Counted| crate::name::check(&vm.name).is_ok());
-            census.evacuating.retain(|host| crate::name::check(host).is_ok());
+            census.vms.retain(|vm: &Counted| identity::check_name(&vm.name).is_ok());
+            census.evacuating.retain(|host| identity::check_name(host).is_ok());
             let ids = census.vms.iter_mut().filter_map(|vm| vm.migration.as_mut());
             ids.for_each(|id| *id = plain(id));
             for one in &mut census.moving {

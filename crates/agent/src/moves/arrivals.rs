@@ -25,7 +25,6 @@ use wire::{Part, Prepare};
 use crate::denied::Denied;
 use crate::examiner::{Examiner, sight, vms};
 use crate::moves::recovery::Settlers;
-use crate::name;
 use crate::peers::Peers;
 use crate::vms::record::Standing;
 use crate::vms::registry::{Claim, Registry, check_domain};
@@ -93,7 +92,7 @@ impl Arrivals {
         }
         // These names become parts of logs and journals.
         for name in [&order.from, &order.migration] {
-            name::check(name).map_err(|error| Denied::Invalid(error.to_string()))?;
+            identity::check_name(name).map_err(|error| Denied::Invalid(error.to_string()))?;
         }
         check_domain(&order.share_domain.0)?;
         check_overrides(&order.overrides).map_err(|error| Denied::Invalid(error.to_string()))?;

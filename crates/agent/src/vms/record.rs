@@ -150,9 +150,16 @@ pub(crate) fn is_blank(dir: &Path) -> bool {
     })
 }
 
+/// Removes a VM's directory; if that fails, the log has the reason.
+pub(crate) fn remove_dir(dir: &Path) {
+    if let Err(error) = remove_with(dir) {
+        tracing::warn!(dir = %dir.display(), %error, "cannot remove a VM's directory");
+    }
+}
+
 /// Removes a VM's directory, its record last: after a crash meanwhile, the record still
 /// says what the rest is.
-pub(crate) fn remove_with(dir: &Path) -> io::Result<()> {
+fn remove_with(dir: &Path) -> io::Result<()> {
     // An empty directory can be removed even if no more files can be opened.
     if fs::remove_dir(dir).is_ok() {
         return Ok(());

@@ -10,7 +10,7 @@ mod claim;
 mod found;
 mod images;
 mod living;
-mod promised;
+mod slot;
 mod stop;
 
 use std::borrow::Cow;
@@ -29,7 +29,6 @@ use qemu::probe::Probes;
 use qemu::qmp::QmpError;
 
 use crate::denied::Denied;
-use crate::name;
 use crate::parallel::at_once;
 use crate::state::StateDir;
 use crate::vms::holdings::Holdings;
@@ -39,31 +38,11 @@ use crate::vms::vm::{Place, Vm};
 pub(crate) use claim::Claim;
 pub(crate) use found::Held;
 pub(crate) use living::Living;
+use slot::{Busy, Slot};
 
 /// The most VMs here, with those in doubt and those that arrive, for one more to arrive. Each has a
 /// QEMU, a connection to it and a directory, and other hosts decide how many there are.
 const VMS_MAX: usize = 1024;
-
-/// The operation in progress on a VM.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Busy {
-    Nothing,
-    Starting,
-    Arriving(String),
-    Moving(String),
-    Stopping,
-    /// Its switchover, to or from this host, is unfinished: see `recovery`.
-    Unsettled,
-}
-
-#[derive(Debug)]
-struct Slot {
-    /// None until its QEMU answers.
-    vm: Option<Arc<Vm>>,
-    busy: Busy,
-    /// The ordinary memory that is reserved for a VM that arrives, before its QEMU has answered.
-    promised: Option<u64>,
-}
 
 /// The VMs of this host.
 #[derive(Debug)]
@@ -129,6 +108,11 @@ impl Registry {
     /// The number of its VMs, including those that are arriving.
     pub(crate) fn count(&self) -> usize {
         self.slots.lock().values().filter(|slot| slot.vm.is_some()).count()
+    }
+
+    /// The ordinary memory that arriving VMs have yet to take, also before their QEMUs answer.
+    pub(crate) fn promised(&self) -> u64 {
+        self.slots.lock().values().map(Slot::yet_to_take).fold(0, u64::saturating_add)
     }
 
     /// The content of its VMs; none if they are not scanned.
@@ -336,7 +320,7 @@ impl Registry {
     }
 
     fn claim(self: &Arc<Self>, name: &str, busy: Busy) -> Result<Claim, Denied> {
-        name::check(name)?;
+        identity::check_name(name)?;
         if name.len() > self.state.name_letters_max() {
             return Err(Denied::Invalid(format!(
                 "the name `{name}` is too long for this agent's state directory: use {} letters \
@@ -387,7 +371,7 @@ impl Registry {
 
     /// Forgets a VM whose QEMU has ended.
     fn remove(&self, name: &str) {
-        remove_dir(&self.state.vm(name));
+        record::remove_dir(&self.state.vm(name));
         self.slots.lock().remove(name);
         self.settled.notify_all();
     }
@@ -450,12 +434,6 @@ fn in_the_way(name: &str, busy: &Busy) -> Denied {
         }
     };
     Denied::Coded(code, text)
-}
-
-fn remove_dir(dir: &Path) {
-    if let Err(error) = record::remove_with(dir) {
-        tracing::warn!(dir = %dir.display(), %error, "cannot remove a VM's directory");
-    }
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use client::Problem;
 use dashboard::Pages;
 
 use super::agents::{Agents, AgentsArgs};
-use super::runtime;
 use crate::output::{eprint_line, print_line};
+use crate::runtime::runtime;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct DashboardArgs {

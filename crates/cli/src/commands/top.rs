@@ -8,7 +8,7 @@ use clap::Args as ClapArgs;
 use client::Problem;
 
 use super::agents::AgentsArgs;
-use super::runtime;
+use crate::runtime::runtime;
 use crate::top;
 
 #[derive(Debug, ClapArgs)]

@@ -7,8 +7,8 @@ use client::cluster::Known;
 use maud::{Markup, html};
 use report::{amount, full_stop};
 
+use super::super::choice::Choice;
 use super::super::gate::Gate;
-use super::super::orders::Choice;
 use super::table::Column::{Number, Text};
 use super::table::table;
 use super::{Page, Place, forms};

@@ -6,8 +6,8 @@ use maud::{Markup, html};
 use report::amount;
 use report::vm::state;
 
+use super::super::choice::{Choice, Disks};
 use super::super::gate::Gate;
-use super::super::orders::{Choice, Disks};
 use super::{Page, Place, tables};
 
 pub(crate) fn move_form(known: &Known, from: &str, vm: &HostVm, gate: &Gate) -> Markup {

@@ -3,17 +3,15 @@
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
-use std::thread;
 
 use content::{Index, Key, Member, Name};
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 use qemu::process::Process;
 
 use super::blocks::Blocks;
 use super::in_flight::{InFlight, Provider, Repeats, Standing};
 use super::recipient::{Place, Recipient};
-use super::settle;
 use crate::rack::{Rack, RemoteWaiter};
 
 /// The content of a host's VMs, or of a single VM. Dropping it ends its thread.
@@ -94,29 +92,15 @@ impl Repeats for Waiter {
 }
 
 impl Exchange {
-    /// Starts an exchange for VMs with up to `pages_max` pages in all, in this rack.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
-    pub(crate) fn start(pages_max: u64, rack: Option<Arc<Rack>>) -> std::io::Result<Arc<Self>> {
-        Self::start_for(pages_max, rack, false)
-    }
-
-    /// Starts an exchange for one VM with this many pages, which shares nothing.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
-    pub(crate) fn start_for_one(pages: u64) -> std::io::Result<Arc<Self>> {
-        Self::start_for(pages, None, true)
-    }
-
-    fn start_for(
+    /// One for VMs with up to `pages_max` pages in all, with what its thread is to serve. The thread
+    /// is the caller's to start.
+    pub(super) fn new(
         pages_max: u64,
         rack: Option<Arc<Rack>>,
         is_of_one: bool,
-    ) -> std::io::Result<Arc<Self>> {
-        let (come, in_flight) = unbounded();
-        let exchange = Arc::new(Self {
+    ) -> (Self, Receiver<Vec<(Name, Waiter)>>) {
+        let (come, served) = unbounded();
+        let exchange = Self {
             index: Index::new(pages_max),
             in_flight: Mutex::default(),
             arriving: Mutex::default(),
@@ -126,13 +110,8 @@ impl Exchange {
             come,
             rack,
             is_of_one,
-        });
-        let weak = Arc::downgrade(&exchange);
-        // The thread ends once the exchange is dropped.
-        thread::Builder::new()
-            .name("sharing".to_owned())
-            .spawn(move || settle::run(&weak, &in_flight))?;
-        Ok(exchange)
+        };
+        (exchange, served)
     }
 
     /// Registers a VM that arrives. VMs with the same key may have content in common, so those

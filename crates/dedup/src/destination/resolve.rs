@@ -18,7 +18,7 @@ use super::in_flight::{Claim, Provider};
 use super::outbox::Outbox;
 use super::recipient::Recipient;
 use crate::rack::{Batch, Claims, Fate};
-use crate::storage::{DiskReaders, Disks, Stored};
+use crate::storage::{self, DiskReaders, Disks, Stored};
 
 /// Finds the pages by name of one arriving VM, until it is dropped.
 pub struct Resolving {
@@ -85,6 +85,20 @@ impl Exchange {
 }
 
 impl Resolving {
+    /// Admits a VM whose content is not shared: its pages are read from its disks, or found among
+    /// those that it has already. The caller sends the [`Outbox`]'s messages to its source.
+    ///
+    /// # Errors
+    /// If a thread can't be started.
+    pub fn admit_alone(
+        secret: &str,
+        vm: Arriving,
+        threads: &Arc<DataThreads>,
+    ) -> std::io::Result<(Self, Outbox)> {
+        let exchange = Exchange::start_for_one(vm.blocks.pages())?;
+        exchange.admit(storage::key(secret), None, vm, threads)
+    }
+
     /// The VM, which provides content once it runs here.
     pub(super) fn recipient(&self) -> &Recipient {
         &self.recipient

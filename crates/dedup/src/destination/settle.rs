@@ -2,7 +2,8 @@
 //! awaited in vain from the sources.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use content::Name;
@@ -13,12 +14,41 @@ use super::copies::Copies;
 use super::drained::Drained;
 use super::exchange::{Exchange, Page, Waiter};
 use super::in_flight::{CLAIM_MAX, Passed, Provider};
+use crate::rack::Rack;
 
 /// How often it checks for waiters whose content does not arrive.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 
+impl Exchange {
+    /// Starts an exchange for VMs with up to `pages_max` pages in all, in this rack.
+    ///
+    /// # Errors
+    /// If a thread can't be started.
+    pub(crate) fn start(pages_max: u64, rack: Option<Arc<Rack>>) -> std::io::Result<Arc<Self>> {
+        served(Self::new(pages_max, rack, false))
+    }
+
+    /// Starts an exchange for one VM with this many pages, which shares nothing.
+    ///
+    /// # Errors
+    /// If a thread can't be started.
+    pub(crate) fn start_for_one(pages: u64) -> std::io::Result<Arc<Self>> {
+        served(Self::new(pages, None, true))
+    }
+}
+
+type Served = Receiver<Vec<(Name, Waiter)>>;
+
+/// Starts the thread of an exchange, which ends once the exchange is dropped.
+fn served((exchange, come): (Exchange, Served)) -> std::io::Result<Arc<Exchange>> {
+    let exchange = Arc::new(exchange);
+    let weak = Arc::downgrade(&exchange);
+    thread::Builder::new().name("sharing".to_owned()).spawn(move || run(&weak, &come))?;
+    Ok(exchange)
+}
+
 /// Serves until the exchange is dropped.
-pub(super) fn run(exchange: &Weak<Exchange>, come: &Receiver<Vec<(Name, Waiter)>>) {
+fn run(exchange: &Weak<Exchange>, come: &Served) {
     let mut copies = Copies::default();
     let mut checked = Instant::now();
     loop {

@@ -9,9 +9,23 @@ use page::{BlockBatch, Pool};
 use parking_lot::{Condvar, Mutex};
 use transport::TakeError;
 
+use super::error::SinkError;
 use super::finished::{Counted, FinishedBatches};
 use super::newest::{Newest, Taken};
-use super::{SinkCounts, SinkDisk, SinkError, WriteFailure};
+use super::write_blocks::{SinkDisk, WriteFailure};
+
+/// What became of the batches received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SinkCounts {
+    /// Bytes of data that are written.
+    pub data_bytes: u64,
+    /// Bytes of zeroes that are written.
+    pub zero_bytes: u64,
+    /// Bytes left out because newer ones had arrived before.
+    pub superseded_bytes: u64,
+    /// Repeats of batches that had arrived before.
+    pub repeated: u64,
+}
 
 type OnFailure = Box<dyn Fn(&SinkError) + Send + Sync>;
 

@@ -28,6 +28,25 @@ pub trait WriteBlocks: Send + Sync {
     fn abort(&self);
 }
 
+/// A disk that is being received.
+pub struct SinkDisk {
+    /// Its name, for messages.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// What it is written through.
+    pub writer: Arc<dyn WriteBlocks>,
+}
+
+impl std::fmt::Debug for SinkDisk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SinkDisk")
+            .field("name", &self.name)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Why a write failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteFailure {

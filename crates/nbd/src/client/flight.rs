@@ -1,7 +1,7 @@
 //! Requests in flight: operations, as the caller submits them, and their parts,
 //! as the server sees them. No I/O; never more parts than there are places.
 
-use super::{Failure, Outcome};
+use super::error::{Failure, Outcome};
 use crate::ProtocolError;
 use crate::transmission::{Command, SimpleReply};
 

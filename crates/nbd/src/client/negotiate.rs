@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use super::{ClientError, ExportInfo};
+use super::error::ClientError;
 use crate::handshake::{
     Answer, BlockSizes, FIXED_NEWSTYLE, Go, Greeting, Info, NO_ZEROES, OPTION_BYTES_MAX,
     OptionCode, OptionHeader, OptionReplyHeader,
@@ -11,6 +11,17 @@ use crate::{ExportFlags, ProtocolError};
 
 /// Most pieces of information about an export; servers know fewer than ten kinds.
 const INFO_MAX: usize = 64;
+
+/// What the server reports about its export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// Its size.
+    pub bytes: u64,
+    /// Its abilities.
+    pub flags: ExportFlags,
+    /// The sizes that requests must keep to.
+    pub sizes: BlockSizes,
+}
 
 /// Chooses an export to write to.
 pub(crate) fn negotiate(

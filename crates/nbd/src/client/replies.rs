@@ -3,7 +3,8 @@
 use std::io::{self, BufReader, Read};
 use std::net::Shutdown;
 
-use super::{Failure, Outcome, Shared};
+use super::Shared;
+use super::error::{Failure, Outcome};
 use crate::transmission::SimpleReply;
 
 /// Wakes all waiting threads when the reading of replies ends, even by a panic.

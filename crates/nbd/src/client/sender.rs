@@ -3,9 +3,10 @@
 use std::io::{self, IoSlice, Write};
 use std::os::unix::net::UnixStream;
 
+use super::Client;
+use super::error::{ClientError, Failure};
 use super::flight::{Operation, Part};
 use super::split::{Piece, pieces};
-use super::{Client, ClientError, Failure};
 use crate::ExportFlags;
 use crate::handshake::PAYLOAD_BYTES_MAX;
 use crate::transmission::{Command, RequestHeader};

@@ -3,9 +3,10 @@ use std::io::{Read, Write};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
-use crate::handshake::{Answer, Info, OptionCode, OptionHeader, OptionReplyHeader};
+use crate::handshake::{Answer, BlockSizes, Info, OptionCode, OptionHeader, OptionReplyHeader};
 use crate::server::{self, Connection, Export, Request, RequestKind};
-use crate::transmission::{RequestHeader, SimpleReply};
+use crate::transmission::{Command, RequestHeader, SimpleReply};
+use crate::{Errno, ExportFlags};
 
 const DISK: usize = 1 << 20;
 

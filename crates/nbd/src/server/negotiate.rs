@@ -2,12 +2,23 @@
 
 use std::io::{Read, Write};
 
-use super::{BLOCK_SIZES, Export, FLAGS, ServerError};
-use crate::ProtocolError;
+use super::Export;
+use super::error::ServerError;
 use crate::handshake::{
-    Answer, FIXED_NEWSTYLE, Go, Greeting, Info, NO_ZEROES, OptionCode, OptionHeader,
-    OptionReplyHeader, write_name,
+    Answer, BlockSizes, FIXED_NEWSTYLE, Go, Greeting, Info, NO_ZEROES, OptionCode, OptionHeader,
+    OptionReplyHeader, PAYLOAD_BYTES_MAX, write_name,
 };
+use crate::{ExportFlags, ProtocolError};
+
+const FLAGS: ExportFlags = ExportFlags(
+    ExportFlags::HAS_FLAGS.0
+        | ExportFlags::FLUSH.0
+        | ExportFlags::TRIM.0
+        | ExportFlags::WRITE_ZEROES.0,
+);
+
+const BLOCK_SIZES: BlockSizes =
+    BlockSizes { minimum: 1, preferred: 64 << 10, maximum: PAYLOAD_BYTES_MAX };
 
 /// Most options before the choice. Clients send a handful; one that never chooses must
 /// not occupy a thread.

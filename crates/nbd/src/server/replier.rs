@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::ServerError;
+use super::error::ServerError;
 use crate::Errno;
 use crate::transmission::SimpleReply;
 

@@ -4,7 +4,8 @@
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 
-use super::{Replier, ServerError};
+use super::error::ServerError;
+use super::replier::Replier;
 use crate::Errno;
 use crate::handshake::PAYLOAD_BYTES_MAX;
 use crate::transmission::{Command, NO_HOLE, RequestHeader};

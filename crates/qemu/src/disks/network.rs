@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::Proof;
-use super::challenge::open_plain;
+use super::content::open_plain;
 
 /// Where Ceph's clients look if an image names no configuration.
 const CEPH_CONF: &str = "/etc/ceph/ceph.conf";

@@ -8,7 +8,8 @@ use std::path::Path;
 
 use super::Proof;
 use super::block_device::{self, Device};
-use super::challenge::{PREFIX, open_plain};
+use super::challenge::PREFIX;
+use super::content::open_plain;
 
 /// How an image at the destination compares with the source's.
 #[derive(Clone, Debug, PartialEq, Eq)]

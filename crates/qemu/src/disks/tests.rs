@@ -95,7 +95,7 @@ fn content_stands_in_where_nothing_writes() {
     let dir = tempfile::tempdir().unwrap();
     let iso = dir.path().join("a.iso");
     fs::write(&iso, [7; 5000]).unwrap();
-    let (bytes, hash) = challenge::content(&iso, &|| Ok(())).unwrap();
+    let (bytes, hash) = content::content(&iso, &|| Ok(())).unwrap();
     let made =
         Challenge { image: iso.display().to_string(), proof: Proof::Content { bytes, hash } };
     assert_eq!(verify(&made, &[]), Ok(()));
@@ -162,7 +162,7 @@ fn a_copy_is_read_only_as_long_as_the_move_goes_on() {
     assert!(matches!(made[0].proof, Proof::Nonce { content: None, .. }), "{made:?}");
     assert_eq!(asked.get(), 3, "it was not read to its end");
 
-    let (bytes, hash) = challenge::content(&iso, &|| Ok(())).unwrap();
+    let (bytes, hash) = content::content(&iso, &|| Ok(())).unwrap();
     let made =
         Challenge { image: iso.display().to_string(), proof: Proof::Content { bytes, hash } };
     asked.set(0);
@@ -223,7 +223,7 @@ fn a_peer_learns_nothing_about_files() {
         bytes: 4000,
         content: None,
     };
-    let (_, hash) = challenge::content(&opened, &|| Ok(())).unwrap();
+    let (_, hash) = content::content(&opened, &|| Ok(())).unwrap();
     let content = |bytes| Proof::Content { bytes, hash: hash.clone() };
     let identity = || Proof::Identity { identity: "naa.1".to_owned() };
     let present = present.to_str().unwrap();
@@ -267,7 +267,7 @@ fn images_are_opened_with_the_rights_of_qemus_user() {
 
     let (made, _cleanup) = challenges(&image("file", &disk, false), "m1");
     assert_eq!(as_nobody(&made[0]), Ok(()));
-    let (bytes, hash) = challenge::content(&disk, &|| Ok(())).unwrap();
+    let (bytes, hash) = content::content(&disk, &|| Ok(())).unwrap();
     let by_content =
         Challenge { image: disk.display().to_string(), proof: Proof::Content { bytes, hash } };
     assert_eq!(as_nobody(&by_content), Ok(()));

@@ -13,8 +13,10 @@ use std::path::{Path, PathBuf};
 use host::rights;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
-use super::challenge::{PREFIX, content_of, open_plain};
-use super::{GoesOn, Proof, Reason, block_device, network};
+use super::challenge::PREFIX;
+use super::content::{GoesOn, content_of, open_plain};
+use super::{Challenge, Proof, block_device, network};
+use crate::command_line::overridden;
 use crate::launch::User;
 
 /// A nonce's file holds 32 bytes; one more is enough to see that it differs.
@@ -30,7 +32,62 @@ struct Found {
     real: PathBuf,
 }
 
-pub(super) fn verify(
+/// An image that is not proven to be shared by both hosts. Its text is for the peer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{image} can't be proved to be the same at both hosts: {}", reason.for_peer())]
+pub struct NotShared {
+    /// The image, as it is called at the destination.
+    pub image: String,
+    /// Why not.
+    pub reason: Reason,
+}
+
+/// Why an image is not proven to be shared by both hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It is in what the peer sent.
+    Known(String),
+    /// It tells something of this host, and is for its log alone.
+    Local(String),
+}
+
+impl Reason {
+    fn for_peer(&self) -> &str {
+        match self {
+            Self::Known(reason) => reason,
+            Self::Local(_) => "the log of the agent there has the reason",
+        }
+    }
+
+    /// The reason, for this host's log.
+    #[must_use]
+    pub fn for_log(&self) -> &str {
+        match self {
+            Self::Known(reason) | Self::Local(reason) => reason,
+        }
+    }
+}
+
+/// Checks that this host meets a peer's challenge; `overrides` say what the image is called here.
+/// Files are opened with the rights of `user`; none means the agent's own.
+///
+/// # Errors
+/// With the reason if it doesn't.
+pub fn verify(
+    challenge: &Challenge,
+    overrides: &[(String, String)],
+    user: Option<&User>,
+    goes_on: GoesOn<'_>,
+) -> Result<(), NotShared> {
+    let image = overridden(&challenge.image, overrides).map_err(|error| NotShared {
+        image: challenge.image.clone(),
+        reason: Reason::Known(error.to_string()),
+    })?;
+    let verified = meets(&image, &challenge.proof, user, goes_on);
+    verified.map_err(|reason| NotShared { image, reason })
+}
+
+fn meets(
     image: &str,
     proof: &Proof,
     user: Option<&User>,

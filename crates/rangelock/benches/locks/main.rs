@@ -3,15 +3,13 @@
 //! PMigrate locked ranges of an address space, because its threads mapped and
 //! unmapped guest memory batch by batch (its Table 9 and Figure 6). Droveway
 //! locks ranges of guest RAM, because its threads write it. `placing` compares
-//! locks for the second case, among them a list without a skip list's levels;
-//! `mapping` shows the cost of the first on today's kernel, and the cost without
-//! mapping.
+//! locks for the second case; `mapping` shows the cost of the first on today's
+//! kernel, and the cost without mapping.
 
 #![allow(clippy::cast_possible_truncation, reason = "batches and threads counted here are few")]
 
 mod mapping;
 mod placing;
-mod plain_scan;
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

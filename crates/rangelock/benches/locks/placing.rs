@@ -1,4 +1,4 @@
-//! Threads that write batches into one guest's RAM, under four kinds of lock.
+//! Threads that write batches into one guest's RAM, under three kinds of lock.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -7,7 +7,6 @@ use parking_lot::Mutex;
 use ram::Mapping;
 use rangelock::RangeLock;
 
-use crate::plain_scan::PlainScan;
 use crate::{
     BATCH_BYTES, BATCH_PAGES, PAGE_BYTES, RAM_BYTES, RAM_PAGES, ROUNDS, THREADS, gb_per_s, median,
     run,
@@ -28,14 +27,6 @@ impl Exclusion for RangeLock {
     fn with(&self, pages: Range<usize>, work: &mut dyn FnMut()) {
         let _guard = self.lock(pages.start as u64..pages.end as u64);
         work();
-    }
-}
-
-impl Exclusion for PlainScan {
-    fn with(&self, pages: Range<usize>, work: &mut dyn FnMut()) {
-        self.lock(&pages);
-        work();
-        self.unlock(&pages);
     }
 }
 
@@ -65,16 +56,15 @@ impl Exclusion for PerPage {
 pub(crate) fn print() {
     let ram = Mapping::own(RAM_BYTES as u64);
     ram.fill(0, RAM_BYTES as u64, 1).expect("there is so much memory");
-    let contenders: [(&str, Box<dyn Exclusion>); 4] = [
+    let contenders: [(&str, Box<dyn Exclusion>); 3] = [
         ("a mutex per page", Box::new(PerPage((0..RAM_PAGES).map(|_| Mutex::new(())).collect()))),
         ("one mutex", Box::new(Mutex::new(()))),
         ("range lock", Box::new(RangeLock::new())),
-        ("plain scan", Box::new(PlainScan::default())),
     ];
     println!("### Placing: batches written into the RAM of one guest\n");
     let names = contenders.each_ref().map(|(name, _)| *name);
     println!("| threads | {} |", names.map(|name| format!("{name}: ns, GB/s")).join(" | "));
-    println!("| --- | --- | --- | --- | --- |");
+    println!("| --- | --- | --- | --- |");
     for threads in THREADS {
         let mut locking = contenders.each_ref().map(|_| Vec::new());
         let mut placing = contenders.each_ref().map(|_| Vec::new());
@@ -115,31 +105,25 @@ pub(crate) fn print() {
 
 /// The time that one thread takes while others hold ranges.
 pub(crate) fn print_held() {
-    let contenders: [(&str, Box<dyn Exclusion>); 2] = [
-        ("range lock", Box::new(RangeLock::new())),
-        ("plain scan", Box::new(PlainScan::default())),
-    ];
+    let lock = &RangeLock::new();
     println!("### Ranges that others hold: ns to lock and unlock one more\n");
-    println!("| held | {} |", contenders.each_ref().map(|(name, _)| *name).join(" | "));
-    println!("| --- | --- | --- |");
+    println!("| held | range lock |");
+    println!("| --- | --- |");
     for held in HELD {
-        let mut locking = contenders.each_ref().map(|_| Vec::new());
+        let mut locking = Vec::new();
         for _ in 0..ROUNDS {
-            for (nth, (_, exclusion)) in contenders.iter().enumerate() {
-                beside(&**exclusion, held, &mut || {
-                    let (passed, batches, _) = run(1, || {
-                        |first| {
-                            exclusion.with(first..first + BATCH_PAGES / 2, &mut || {
-                                black_box(first);
-                            });
-                        }
-                    });
-                    locking[nth].push(passed.as_secs_f64() * 1e9 / batches as f64);
+            beside(lock, held, &mut || {
+                let (passed, batches, _) = run(1, || {
+                    |first| {
+                        lock.with(first..first + BATCH_PAGES / 2, &mut || {
+                            black_box(first);
+                        });
+                    }
                 });
-            }
+                locking.push(passed.as_secs_f64() * 1e9 / batches as f64);
+            });
         }
-        let cells = locking.map(|figures| format!("{:.0}", median(figures)));
-        println!("| {held} | {} |", cells.join(" | "));
+        println!("| {held} | {:.0} |", median(locking));
     }
     println!("\nThe held ranges are spread over the RAM, between those that are locked.\n");
 }

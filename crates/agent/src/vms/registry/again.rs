@@ -13,7 +13,8 @@ use qemu::process::ProcessError;
 use qemu::qmp::{QmpError, RunState};
 use qemu::socket;
 
-use super::{Busy, Registry, found, images, in_the_way, unknown, unreached};
+use super::slot::Busy;
+use super::{Registry, found, images, in_the_way, unknown, unreached};
 use crate::denied::Denied;
 use crate::vms::record::{self, Record};
 use crate::vms::vm::{Place, Vm};

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use qemu::launch::User;
 use qemu::machine::Machine;
 
-use super::{Busy, Registry, Slot, images, promised};
+use super::slot::{self, Busy, Slot};
+use super::{Registry, images};
 use crate::denied::Denied;
 use crate::state;
 use crate::vms::record::{Record, Standing};
@@ -43,7 +44,7 @@ impl Claim {
         fits: impl FnOnce(u64) -> Result<(), Denied>,
     ) -> Result<(), Denied> {
         let mut slots = self.registry.slots.lock();
-        fits(promised::to_others(&slots, &self.name))?;
+        fits(slot::to_others(&slots, &self.name))?;
         if let Some(slot) = slots.get_mut(&self.name) {
             slot.promised = Some(bytes);
         }

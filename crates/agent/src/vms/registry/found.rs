@@ -12,8 +12,7 @@ use qemu::machine::{self, Machine, StartError};
 use qemu::process::ProcessError;
 use qemu::qmp::{QmpError, RunState};
 
-use super::{images, remove_dir};
-use crate::name;
+use super::images;
 use crate::parallel::by_threads;
 use crate::state::StateDir;
 use crate::vms::record::{self, Record, RecordError, Standing};
@@ -55,7 +54,8 @@ pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
     let mut dirs = Vec::new();
     for entry in fs::read_dir(state.vms())? {
         let entry = entry?;
-        let named = entry.file_name().into_string().ok().filter(|n| name::check(n).is_ok());
+        let named =
+            entry.file_name().into_string().ok().filter(|n| identity::check_name(n).is_ok());
         match named {
             Some(name) if entry.file_type()?.is_dir() => dirs.push((name, entry.path())),
             _ => {
@@ -74,7 +74,7 @@ fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
     let record = match Record::read(&dir) {
         Ok(record) => record,
         Err(RecordError::Missing(_)) if record::is_blank(&dir) && !held.names(name) => {
-            remove_dir(&dir);
+            record::remove_dir(&dir);
             return None;
         }
         // Its switchover continues by its journal, if it has one.
@@ -216,5 +216,5 @@ fn advice(name: &str, dir: &Path) -> String {
 
 fn remove(dir: &Path) {
     images::remove(dir);
-    remove_dir(dir);
+    record::remove_dir(dir);
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use qemu::machine::Machine;
 
-use super::{Busy, Registry};
+use super::Registry;
+use super::slot::Busy;
 
 /// A VM whose QEMU lives.
 pub(crate) struct Living {

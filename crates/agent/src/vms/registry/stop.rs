@@ -7,7 +7,8 @@ use qemu::machine::Machine;
 use qemu::qmp::{QmpError, RunState};
 use serde_json::json;
 
-use super::{Busy, Registry};
+use super::Registry;
+use super::slot::Busy;
 use crate::denied::Denied;
 
 impl Registry {

@@ -69,7 +69,7 @@ impl Found {
             (Some(Shares { sharing, domain, rack, .. }), _) => {
                 sharing.admit((&domain, rack), vm, threads).map(Some)
             }
-            (None, Some(secret)) => dedup::storage::admit(&secret, vm, threads).map(Some),
+            (None, Some(secret)) => Resolving::admit_alone(&secret, vm, threads).map(Some),
             (None, None) => Ok(None),
         }
     }

@@ -1,15 +1,37 @@
-//! The memory that arriving VMs have yet to take.
+//! What the registry knows of one VM, and the memory that VMs have yet to take while they arrive.
 //!
 //! A QEMU that waits for its VM has hardly touched its memory, so the kernel reports that memory
 //! as available.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::{Busy, Registry, Slot};
+use crate::vms::vm::Vm;
+
+/// The operation in progress on a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Busy {
+    Nothing,
+    Starting,
+    Arriving(String),
+    Moving(String),
+    Stopping,
+    /// Its switchover, to or from this host, is unfinished: see `recovery`.
+    Unsettled,
+}
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// None until its QEMU answers.
+    pub(super) vm: Option<Arc<Vm>>,
+    pub(super) busy: Busy,
+    /// The ordinary memory that is reserved for a VM that arrives, before its QEMU has answered.
+    pub(super) promised: Option<u64>,
+}
 
 impl Slot {
     /// The ordinary memory that its VM has yet to take if it is arriving.
-    fn yet_to_take(&self) -> u64 {
+    pub(super) fn yet_to_take(&self) -> u64 {
         if !matches!(self.busy, Busy::Arriving(_)) {
             return 0;
         }
@@ -24,14 +46,7 @@ impl Slot {
     }
 }
 
-impl Registry {
-    /// The ordinary memory that arriving VMs have yet to take, also before their QEMUs answer.
-    pub(crate) fn promised(&self) -> u64 {
-        self.slots.lock().values().map(Slot::yet_to_take).fold(0, u64::saturating_add)
-    }
-}
-
-/// The same without the VM of that name.
+/// The ordinary memory that arriving VMs have yet to take, without the VM of that name.
 pub(super) fn to_others(slots: &BTreeMap<String, Slot>, name: &str) -> u64 {
     let others = slots.iter().filter(|(other, _)| *other != name);
     others.map(|(_, slot)| slot.yet_to_take()).fold(0, u64::saturating_add)
@@ -40,11 +55,9 @@ pub(super) fn to_others(slots: &BTreeMap<String, Slot>, name: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
-    use std::sync::Arc;
 
     use super::*;
     use crate::vms::record::{Record, Standing};
-    use crate::vms::vm::Vm;
 
     const GIB: u64 = 1 << 30;
 

@@ -15,6 +15,7 @@ use transport::Overflow;
 use wire::{HasHeader, Wants, WireError};
 
 use super::effort::Alone;
+use super::remote_waiter::{Come, RemoteWaiter};
 use crate::destination::{Sharing, Waiter};
 
 /// The most requests without an answer. After that, requests are not read.
@@ -28,44 +29,6 @@ const WAITER_BYTES: usize = 128;
 pub const SERVED_BYTES_MAX: usize = 3 * WAITING_MAX * WAITER_BYTES;
 /// What each connection has by itself: as much as in requests that have no answer yet.
 const OWN_BYTES: usize = ASKED_MAX * BATCH_PAGES * WAITER_BYTES;
-
-/// A peer that waits for contents of one domain.
-#[derive(Debug)]
-pub(crate) struct RemoteWaiter {
-    domain: Domain,
-    come: Sender<Come>,
-    /// Its connection has ended.
-    is_over: Arc<AtomicBool>,
-}
-
-/// What happened to content that a peer waits for.
-#[derive(Debug)]
-enum Come {
-    Here(Domain, Name),
-    NotHere(Name),
-}
-
-impl RemoteWaiter {
-    /// The content should be here now.
-    pub(crate) fn here(&self, name: Name) {
-        self.tell(Come::Here(self.domain.clone(), name));
-    }
-
-    /// The content won't be here.
-    pub(crate) fn not_here(&self, name: Name) {
-        self.tell(Come::NotHere(name));
-    }
-
-    /// Whether its connection has ended.
-    pub(crate) fn is_over(&self) -> bool {
-        self.is_over.load(Relaxed)
-    }
-
-    fn tell(&self, come: Come) {
-        // The connection may have ended.
-        let _ = self.come.send(come);
-    }
-}
 
 /// Answers requests until the peer ends the connection, and nothing here waits for it any more. What
 /// the peer waits for is kept in this memory, of [`SERVED_BYTES_MAX`], which all connections share.
