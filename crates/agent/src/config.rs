@@ -93,8 +93,8 @@ pub struct Config {
     pub carry: Option<Carry>,
     /// The receiver of events, if there is one; only in the file.
     pub webhook: Option<Webhook>,
-    /// The agent's file, if it has a password.
-    pub password: Option<Password>,
+    /// Settings that have passwords.
+    pub passwords: Vec<Password>,
 }
 
 impl Config {
@@ -112,7 +112,7 @@ impl Config {
             None => Settings::default(),
         };
         let Protection { tls, insecure_plaintext } = choose_protection(&typed, &file, tls_default)?;
-        let password = password(&typed, &file);
+        let passwords = passwords(&typed, &file);
         let name = typed
             .name
             .or(file.name)
@@ -158,13 +158,17 @@ impl Config {
             insecure_plaintext,
             cgroups: file.cgroups.unwrap_or(true),
             sharing: file.sharing.unwrap_or(true),
-            directory: typed.directory.or(file.directory).unwrap_or_default(),
+            directory: choose_directory(
+                typed.directory,
+                file.directory,
+                file.directory_file.as_deref(),
+            )?,
             scan_cpu: typed.scan_cpu.or(file.scan_cpu).unwrap_or_default(),
             coordinators: file.coordinators,
             waits: file.waits,
             carry: carry.transpose()?,
             webhook: file.webhook.map(webhook::Section::understood).transpose()?,
-            password,
+            passwords,
         };
         if !POOL_MIB.contains(&pool_mib) {
             return Err(ConfigError::Pool(pool_mib));
@@ -214,10 +218,36 @@ impl Config {
     }
 }
 
-/// The agent's file, if it has a password.
-fn password(typed: &Settings, file: &Settings) -> Option<Password> {
-    let has = file.webhook.as_ref().is_some_and(webhook::Section::has_password);
-    typed.config.clone().filter(|_| has).map(Password::in_file)
+/// The location of the rack's directory: the flag's, or that of the file or of a file for it alone.
+fn choose_directory(
+    typed: Option<DirectoryChoice>,
+    in_file: Option<DirectoryChoice>,
+    own_file: Option<&Path>,
+) -> Result<DirectoryChoice, ConfigError> {
+    match (typed, in_file, own_file) {
+        (_, Some(_), Some(_)) => Err(ConfigError::Twice("directory")),
+        (Some(typed), ..) => Ok(typed),
+        (None, _, Some(file)) => Ok(secrets::read_private(file)?.trim().parse()?),
+        (None, in_file, None) => Ok(in_file.unwrap_or_default()),
+    }
+}
+
+/// The settings that have passwords where others may read them.
+fn passwords(typed: &Settings, file: &Settings) -> Vec<Password> {
+    let has = |directory: &Option<DirectoryChoice>| {
+        directory.as_ref().is_some_and(DirectoryChoice::has_password)
+    };
+    let mut found = Vec::new();
+    if has(&typed.directory) {
+        found.push(Password::new("directory", None));
+    }
+    if has(&file.directory) {
+        found.push(Password::new("directory", typed.config.clone()));
+    }
+    if file.webhook.as_ref().is_some_and(webhook::Section::has_password) {
+        found.push(Password::new("url under [webhook]", typed.config.clone()));
+    }
+    found
 }
 
 /// The directory of the certificate, or the choice to use none.

@@ -51,7 +51,7 @@ pub(crate) struct Examiner {
     listen: SocketAddr,
     nic_speeds: Vec<NicSpeed>,
     carry: Option<Carry>,
-    password: Option<Password>,
+    passwords: Vec<Password>,
     probes: Probes,
     /// The VMs here, for other hosts.
     vms: Recent<Vec<VmFacts>>,
@@ -65,11 +65,11 @@ impl Examiner {
         listen: SocketAddr,
         nic_speeds: Vec<NicSpeed>,
         carry: Option<Carry>,
-        password: Option<Password>,
+        passwords: Vec<Password>,
     ) -> Self {
         let probes = Probes::new(Arc::clone(&local.programs)).kept_in(registry.state().probes());
         let vms = Recent::default();
-        Self { registry, local, routes, listen, nic_speeds, carry, password, probes, vms }
+        Self { registry, local, routes, listen, nic_speeds, carry, passwords, probes, vms }
     }
 
     /// The QEMU programs and their capabilities.
@@ -197,7 +197,7 @@ impl Examiner {
                 certificate: certificate.and_then(|one| one.warning(now)),
                 certificate_refused: certificate.is_some_and(|one| one.validity().is_refused(now)),
             },
-            exposed: self.password.iter().filter_map(Password::exposure).collect(),
+            exposed: self.passwords.iter().filter_map(Password::exposure).collect(),
             programs: programs.into_iter().map(|one| self.program(one)).collect(),
             vms,
             environment: environment::own(),

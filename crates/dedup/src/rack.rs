@@ -53,8 +53,7 @@ pub enum DirectoryAt {
     Here(Arc<Embedded>),
     /// In the agent of this host of the rack.
     At(Mate),
-    /// In a test's own.
-    #[cfg(test)]
+    /// In something else, such as Redis.
     Elsewhere(Arc<dyn Directory>),
 }
 
@@ -108,7 +107,6 @@ impl Rack {
         let (directory, embedded): (Arc<dyn Directory>, _) = match at {
             DirectoryAt::Here(embedded) => (Arc::clone(&embedded) as _, Some(embedded)),
             DirectoryAt::At(mate) => (Arc::new(ask_at(mate, security.clone())?), None),
-            #[cfg(test)]
             DirectoryAt::Elsewhere(directory) => (directory, None),
         };
         let me = name(me)?;

@@ -41,4 +41,7 @@ pub enum DirectoryError {
         /// The limit.
         max: usize,
     },
+    /// The operator's mistake.
+    #[error("the directory's settings are invalid: {0}")]
+    Settings(String),
 }

@@ -1,6 +1,7 @@
 //! Host names, as in certificates and the peers file.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// The most characters in a name.
@@ -44,6 +45,14 @@ impl HostName {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl FromStr for HostName {
+    type Err = HostNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::new(text)
     }
 }
 

@@ -7,6 +7,7 @@
 //!
 //! - [`Embedded`] is kept in an agent of the rack.
 //! - [`Remote`] queries one that [`serve`] answers for at the other end of a connection.
+//! - [`Redis`] is kept in Redis or Valkey, alone or as a cluster.
 
 #![forbid(unsafe_code)]
 
@@ -17,10 +18,12 @@ mod error;
 pub mod fuzzing;
 mod host;
 pub mod protocol;
+mod redis;
 mod remote;
 mod server;
 mod waiter;
 
+pub use self::redis::{Redis, RedisSettings, Servers};
 pub use directory::{Answer, Directory, Terms};
 pub use embedded::{Embedded, Limits, Usage};
 pub use error::DirectoryError;

@@ -377,8 +377,8 @@ fn passwords(facts: &Facts, findings: &mut Findings) {
         findings.warning(
             "passwords",
             format!("A password is exposed: {exposure}."),
-            "put the URL into a file of mode 0600, which `url-file` under [webhook] names; and \
-             change the password",
+            "put the URL into a file of mode 0600, which `directory-file`, or `url-file` under \
+             [webhook], names; and change the password",
         );
     }
 }

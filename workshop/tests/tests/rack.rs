@@ -1,6 +1,7 @@
 //! Content that a host of the rack has, or is about to have, crosses to the rack once, even if
 //! hosts die or lie; and only within a domain.
 
+use std::process::Stdio;
 use std::sync::atomic::Ordering::Relaxed;
 
 use api::{GangPlan, Phase, Report};
@@ -169,6 +170,46 @@ fn a_mate_that_lies_costs_time_and_nothing_else() {
     // It was copied from.
     end_to_end::assert_intact(&guests[0]);
     liar.end(&world.target(0).host);
+}
+
+#[runs(fills)]
+#[test]
+fn with_the_directory_in_redis() {
+    let mut redis = None;
+    let world = RackWorld::with(2, |racks| {
+        let host = &racks.targets()[0].host;
+        let address = host.addresses[0].to_string();
+        let mut command = host.command("redis-server");
+        command.args([
+            "--bind",
+            &address,
+            "--port",
+            "6399",
+            "--save",
+            "",
+            "--protected-mode",
+            "no",
+        ]);
+        command.stdout(Stdio::null());
+        redis = Some(command.spawn().expect("`make setup` installs redis-server"));
+        let told = ["--directory".to_owned(), format!("redis://{address}:6399")];
+        (String::new(), told.to_vec())
+    });
+    let guests = twins(&world, 0);
+    let first = moved(&world, &guests[0], 0, &SHARE);
+    assert_came_from_the_rack(&moved(&world, &guests[1], 1, &SHARE), &first);
+    // Without it, VMs arrive as before.
+    let mut redis = redis.unwrap();
+    redis.kill().unwrap();
+    redis.wait().unwrap();
+    let third = world.boot(world.source(0), twin("web2", 0));
+    let moving = world.begin(&third, world.source(0), world.target(1), &SHARE);
+    let report = world.arrive(&third, moving);
+    let says = |note: &String| note.contains("content of other hosts of the rack is not used");
+    assert!(report.notes.iter().any(says), "{:?}", report.notes);
+    // What the destination's own host has is still not sent.
+    assert!(report.named_bytes >= COMMON, "{}", report.named_bytes);
+    assert_eq!(report.peer_bytes, 0);
 }
 
 /// What was to be fetched from it is sent by the source.

@@ -84,7 +84,7 @@ impl Site {
             listen,
             Vec::new(),
             None,
-            None,
+            Vec::new(),
         ));
         let mover = Box::new(engine::migrate);
         let migrations = Arc::new(Migrations::new(&settlers, local, routes, mover));

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use identity::NameError;
 
 use super::defaults::{POOL_MIB, TLS_DEFAULT};
+use super::directory::DirectoryChoiceError;
 
 /// Why a configuration can't be used, for its author.
 #[derive(Debug, thiserror::Error)]
@@ -113,6 +114,9 @@ pub enum ConfigError {
     /// Two settings that say the same.
     #[error("{0} and {0}-file contradict one another: leave one of them out")]
     Twice(&'static str),
+    /// The location of the rack's directory is wrong, in its file.
+    #[error("directory-file: {0}")]
+    Directory(#[from] DirectoryChoiceError),
     /// A setting under `[carry]` is wrong.
     #[error("[carry] {0}")]
     Carry(String),

@@ -39,8 +39,8 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub peers: Option<PathBuf>,
     /// Where the rack's directory is, in which its hosts look up each other's
-    /// content: `auto` (in the agent of the rack's first host), `off`, or
-    /// `host:NAME` [default: auto]
+    /// content: `auto` (in the agent of the rack's first host), `off`, `host:NAME`,
+    /// `redis://HOST[:PORT],...`, or `redis+unix://PATH` [default: auto]
     #[arg(long, value_name = "WHERE")]
     pub directory: Option<DirectoryChoice>,
     /// Where the agent keeps its VMs' records and logs, and reports
@@ -91,6 +91,8 @@ pub struct Settings {
     #[arg(skip)]
     pub(crate) sharing: Option<bool>,
     #[arg(skip)]
+    pub(crate) directory_file: Option<PathBuf>,
+    #[arg(skip)]
     pub(crate) coordinators: Option<Vec<String>>,
     #[arg(skip)]
     pub(crate) waits: engine::Waits,
@@ -104,8 +106,8 @@ pub struct Settings {
 pub(super) fn read(path: &Path) -> Result<Settings, ConfigError> {
     let mut file: Settings = file::parse(path, &file::read(path)?)?;
     let here = path.parent().unwrap_or(Path::new(""));
-    let Settings { peers, state, api, tls, .. } = &mut file;
-    let paths = [peers, state, api, tls];
+    let Settings { peers, state, api, tls, directory_file, .. } = &mut file;
+    let paths = [peers, state, api, tls, directory_file];
     for named in paths.into_iter().flatten() {
         *named = here.join(&*named);
     }

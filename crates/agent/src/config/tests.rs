@@ -201,25 +201,34 @@ fn who_may_order_moves_is_named_in_the_file() {
 #[test]
 fn urls_with_passwords_are_for_files_of_their_own() {
     let config = "name = 'a'\nlisten = '127.0.0.1:1'\n";
-    let files = Files::new(config, "");
+    let files = Files::new(&format!("{config}directory-file = 'redis'"), "");
     let write = |name: &str, text: &str, mode| {
         fs::write(files.path(name), text).unwrap();
         fs::set_permissions(files.path(name), fs::Permissions::from_mode(mode)).unwrap();
     };
+    let url = "redis://:hunter2@10.0.0.9";
+    write("redis", &format!("{url}\n"), 0o644);
+    let open = files.read().unwrap_err().to_string();
+    assert!(open.contains("chmod 600") && open.contains("/redis has a secret"), "{open}");
+    write("redis", &format!("{url}\n"), 0o600);
+    let read = files.read().unwrap();
+    assert_eq!(read.directory, DirectoryChoice::Redis(vec![url.to_owned()]));
+    assert!(read.passwords.is_empty());
+    write("redis", "redi://:hunter2@10.0.0.9", 0o600);
+    let wrong = files.read().unwrap_err().to_string();
+    assert!(wrong.starts_with("directory-file: ") && !wrong.contains("hunter2"), "{wrong}");
+
     let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     write("secret", secret, 0o600);
+    write("hook", "http://a:hunter2@127.0.0.1/\n", 0o600);
     let hook = |lines: &str| {
         let text = format!("{config}[webhook]\nsecret-file = 'secret'\n{lines}");
         write("agent.toml", &text, 0o600);
         files.read()
     };
-    write("hook", "http://a:hunter2@127.0.0.1/\n", 0o644);
-    let open = hook("url-file = 'hook'").unwrap_err().to_string();
-    assert!(open.contains("chmod 600") && open.contains("/hook has a secret"), "{open}");
-    write("hook", "http://a:hunter2@127.0.0.1/\n", 0o600);
     let read = hook("url-file = 'hook'").unwrap();
     assert_eq!(read.webhook.unwrap().url, "http://a:hunter2@127.0.0.1/");
-    assert_eq!(read.password, None);
+    assert!(read.passwords.is_empty());
     for (lines, says) in [
         ("url = 'http://127.0.0.1/'\nurl-file = 'hook'", "url-file contradict"),
         ("", "url, or url-file, is missing"),
@@ -229,14 +238,23 @@ fn urls_with_passwords_are_for_files_of_their_own() {
         assert!(error.contains(says), "{lines}: {error}");
     }
 
-    // Where it stands there all the same, the operator is warned as long as others can read it.
-    let read = hook("url = 'http://a:hunter2@127.0.0.1/'").unwrap();
-    let password = read.password.unwrap();
-    assert_eq!(password.exposure(), None);
+    // Where they are all the same, the operator is warned as long as others can read them.
+    let both = format!("directory = '{url}'\ndirectory-file = 'redis'\n{config}");
+    write("agent.toml", &both, 0o600);
+    assert!(files.read().unwrap_err().to_string().contains("directory and directory-file"));
+    let file = "url = 'http://a:hunter2@127.0.0.1/'";
+    let read = hook(file).unwrap();
+    assert_eq!(read.passwords.len(), 1);
+    assert_eq!(read.passwords[0].exposure(), None);
+    let directory = Some(url.parse().unwrap());
+    let config = Some(files.path("agent.toml"));
+    let typed = Settings { config, directory, ..Settings::default() };
+    let read = Config::with_tls_default(typed, Path::new("/nowhere/tls")).unwrap();
     write("agent.toml", &fs::read_to_string(files.path("agent.toml")).unwrap(), 0o644);
-    let exposure = password.exposure().unwrap();
-    assert!(exposure.contains("agent.toml, where url under [webhook] has"), "{exposure}");
-    assert!(!exposure.contains("hunter2"));
+    let exposed: Vec<_> = read.passwords.iter().filter_map(Password::exposure).collect();
+    assert!(exposed[0].contains("--directory is in the list of processes"), "{exposed:?}");
+    assert!(exposed[1].contains("agent.toml, where url under [webhook] has"), "{exposed:?}");
+    assert!(!exposed.concat().contains("hunter2"));
 }
 
 /// The file that packages install changes nothing as it is, and shows every setting.

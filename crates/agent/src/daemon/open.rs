@@ -60,7 +60,7 @@ impl Settling {
             config.listen,
             config.nic_speeds.clone(),
             config.carry.clone(),
-            config.password.clone(),
+            config.passwords.clone(),
         ));
         let mover = Box::new(engine::migrate);
         let migrations = Arc::new(Migrations::new(&settlers, local.clone(), routes, mover));

@@ -32,7 +32,7 @@ impl Process {
     /// Takes the configuration, and logs what an operator should know of it and of this process.
     pub(super) fn configure(self, config: Config) -> Configured {
         let Self { gives_back_memory, runtime, hangups } = self;
-        for exposure in config.password.iter().filter_map(Password::exposure) {
+        for exposure in config.passwords.iter().filter_map(Password::exposure) {
             tracing::warn!("{exposure}");
         }
         if !gives_back_memory {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dedup::rack::{DirectoryAt, Mate, Rack};
-use directory::{Embedded, Limits, Terms};
+use directory::{
+    Directory, DirectoryError, Embedded, HostName, Limits, Redis, RedisSettings, Servers, Terms,
+};
 use identity::Security;
 
 use crate::config::{Config, DirectoryChoice, PeerEntry};
@@ -14,6 +16,8 @@ use crate::config::{Config, DirectoryChoice, PeerEntry};
 /// Claimed content is delivered by then, even if many VMs share a slow link and much is queued
 /// before it.
 const CLAIM: Duration = Duration::from_secs(30);
+/// Connections to Redis, and so batches in flight.
+const REDIS_CONNECTIONS: usize = 4;
 
 /// Why a host can't use its rack's directory.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +28,9 @@ pub enum RackError {
          that is, or use `auto`"
     )]
     NotInRack(String),
+    /// Redis can't be used with these settings.
+    #[error("directory: {0}")]
+    Directory(#[from] DirectoryError),
     /// A thread can't be started.
     #[error("cannot create the rack's directory: {0}")]
     Thread(#[from] std::io::Error),
@@ -52,9 +59,31 @@ pub(crate) fn rack(config: &Config, security: Security) -> Result<Option<Arc<Rac
         DirectoryChoice::Auto => kept_by(names.into_iter().min().unwrap_or(&config.name)),
         DirectoryChoice::Host(host) if names.contains(&host.as_str()) => kept_by(host),
         DirectoryChoice::Host(host) => return Err(RackError::NotInRack(host.clone())),
+        DirectoryChoice::Redis(urls) => DirectoryAt::Elsewhere(redis(urls, rack, terms)?),
     };
     let mates = mates.into_iter().map(mate).collect();
     Ok(Some(Rack::new(&config.name, mates, security, at)?))
+}
+
+fn redis(urls: &[String], rack: &str, terms: Terms) -> Result<Arc<dyn Directory>, RackError> {
+    // A rack may have any name, but a key in Redis may not.
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '_' };
+    let rack = HostName::new(rack).map_or_else(
+        |_| format!("r{}", rack.chars().map(plain).take(60).collect::<String>()),
+        |name| name.to_string(),
+    );
+    let servers = match urls {
+        [one] => Servers::One(one.clone()),
+        some => Servers::Cluster(some.to_vec()),
+    };
+    let settings = RedisSettings {
+        servers,
+        cluster: "cluster".to_owned(),
+        rack,
+        terms,
+        connections: REDIS_CONNECTIONS,
+    };
+    Ok(Arc::new(Redis::new(&settings)?))
 }
 
 fn mate(entry: &PeerEntry) -> Mate {
@@ -86,6 +115,7 @@ mod tests {
         let text = |directory| format!("{:?}", rack(directory).unwrap().unwrap());
         assert!(text("auto").contains("the agent of a"), "{}", text("auto"));
         assert!(text("host:b").contains("Embedded"), "{}", text("host:b"));
+        assert!(text("redis://127.0.0.1:1").contains("Redis"));
         assert!(rack("off").unwrap().is_none());
         assert!(matches!(rack("host:0"), Err(RackError::NotInRack(_))));
     }

@@ -6,7 +6,7 @@ use crate::setup::apt::is_ubuntu;
 use crate::setup::say;
 
 /// Programs, each with its Debian package.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("qemu-img", "qemu-utils"),
     ("ip", "iproute2"),
@@ -15,6 +15,7 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
     ("strace", "strace"),
+    ("redis-server", "redis-server"),
 ];
 
 /// Programs that only tests of web pages need.
