@@ -63,13 +63,14 @@ impl From<StartError> for Denied {
     fn from(error: StartError) -> Self {
         let text = error.to_string();
         match error {
-            StartError::CommandLine(_) => Self::Invalid(text),
+            StartError::CommandLine(_) | StartError::RamFiles { .. } => Self::Invalid(text),
             StartError::Ended { .. }
             | StartError::Silent { .. }
             | StartError::Qmp(_)
             | StartError::Launch(_) => Self::Qemu(text),
             StartError::Directory { .. }
             | StartError::Socket { .. }
+            | StartError::RamFile { .. }
             | StartError::Hidden { .. }
             | StartError::Process(_) => Self::Local(text),
         }

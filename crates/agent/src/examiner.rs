@@ -189,6 +189,7 @@ impl Examiner {
             carries: self.carry.as_ref().map(|carry| sight::carries(carry, &nics)),
             nics,
             memory,
+            shared_huge_pages: sight::shared_huge_pages(),
             state: sight::state(self.registry.state().path()),
             network: Network {
                 listen: self.listen.to_string(),

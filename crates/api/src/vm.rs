@@ -21,6 +21,9 @@ pub struct RunRequest {
     /// Whether to add a balloon device with free-page hinting.
     #[serde(default)]
     pub free_page_hint: bool,
+    /// Whether to put all RAM into shared memory that another QEMU on its host can map.
+    #[serde(default)]
+    pub hand_over: bool,
 }
 
 fn by_default() -> bool {

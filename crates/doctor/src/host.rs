@@ -19,6 +19,8 @@ const STATE_FREE_LITTLE: std::ops::RangeInclusive<u64> = 1 << 30..=8 << 30;
 const MEMORY_PARTS: u64 = 20;
 /// Shared memory from this size on makes a move costly, unless the guest reports what is free.
 const SHARED_LEAST: u64 = 1 << 30;
+/// Settings of the kernel that give QEMU's shared memory huge pages.
+const WITH_HUGE_PAGES: [&str; 4] = ["always", "within_size", "advise", "force"];
 /// Clock sources that cost a system call each time, and drift.
 const SLOW_CLOCKS: [&str; 3] = ["hpet", "acpi_pm", "jiffies"];
 
@@ -56,6 +58,7 @@ pub(crate) fn of_destination(facts: &Facts, coming: &[VmFacts]) -> Vec<Finding> 
     cgroups(facts, &mut findings);
     clock(facts, &mut findings);
     memory(facts, &mut findings);
+    huge_pages(facts, &mut findings);
     state(facts, &mut findings);
     for nic in &facts.nics {
         self::nic(nic, &mut findings);
@@ -310,6 +313,31 @@ fn memory(facts: &Facts, findings: &mut Findings) {
     }
 }
 
+fn huge_pages(facts: &Facts, findings: &mut Findings) {
+    let Some(setting) = &facts.shared_huge_pages else { return };
+    if WITH_HUGE_PAGES.contains(&setting.as_str()) {
+        return;
+    }
+    for vm in &facts.vms {
+        let huge = vm.huge_bytes.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+        // Which of them are shared isn't known.
+        let shared = vm.shared_bytes.saturating_sub(huge);
+        if shared >= SHARED_LEAST {
+            findings.note(
+                "memory",
+                format!(
+                    "{}: its {} of shared memory have no huge pages, since shmem_enabled is \
+                     {setting}.",
+                    vm.name,
+                    size(shared)
+                ),
+                "write `advise` to /sys/kernel/mm/transparent_hugepage/shmem_enabled before the VM \
+                 starts or arrives, or use hugetlbfs",
+            );
+        }
+    }
+}
+
 fn state(facts: &Facts, findings: &mut Findings) {
     let path = &facts.state.path;
     match facts.state.free_bytes {
@@ -476,6 +504,7 @@ mod tests {
     #[test]
     fn a_healthy_host_has_nothing_to_do() {
         let mut healthy = healthy();
+        healthy.shared_huge_pages = Some("advise".to_owned());
         healthy.carries = Some(Carries { directory: "/d".to_owned(), ..Carries::default() });
         let found = of_host(&healthy);
         assert!(found.iter().any(|one| one.text.contains("of the user root, with sockets in /d")));
@@ -494,7 +523,7 @@ mod tests {
     #[test]
     fn every_problem_is_reported() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 36] = [
+        let table: [(Change, Severity, &str); 37] = [
             (
                 |f| f.vms[0].blockers = vec!["non-migratable device: x/nvme".to_owned()],
                 Severity::Warning,
@@ -606,6 +635,15 @@ mod tests {
                 |f| f.vms[0].shared_bytes = 8 << 30,
                 Severity::Note,
                 "all 8192 MiB of its shared memory",
+            ),
+            (
+                |f| {
+                    f.vms[0].shared_bytes = 8 << 30;
+                    f.vms[0].huge_bytes = vec![(2 << 20, 4 << 30)];
+                    f.shared_huge_pages = Some("never".to_owned());
+                },
+                Severity::Note,
+                "web1: its 4096 MiB of shared memory have no huge pages, since shmem_enabled is",
             ),
             (|f| f.cgroups.delegated = false, Severity::Note, "may not make groups"),
             (|f| f.cgroups.version = None, Severity::Note, "There are no control groups"),

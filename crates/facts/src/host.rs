@@ -34,6 +34,9 @@ pub struct Facts {
     pub nics: Vec<Nic>,
     /// Memory.
     pub memory: HostMemory,
+    /// When the kernel gives shared memory huge pages by itself, such as `never` or `advise`; none
+    /// if it is unknown.
+    pub shared_huge_pages: Option<String>,
     /// The state directory.
     pub state: State,
     /// Where the agent listens, and who can connect there.

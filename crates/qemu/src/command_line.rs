@@ -6,6 +6,7 @@
 mod exclusive;
 mod free_page_hint;
 mod guest_port;
+mod hand_over;
 mod legacy_ack;
 mod machine;
 mod options;
@@ -18,6 +19,7 @@ use std::os::fd::RawFd;
 
 pub use exclusive::Exclusive;
 pub(crate) use guest_port::{GUEST_ID, value};
+pub(crate) use hand_over::{RamFile, without_numbers};
 pub(crate) use legacy_ack::{LEGACY_ACK, MIGRATION, legacy_ack};
 pub use machine::Backend;
 pub(crate) use machine::pieces;
@@ -53,6 +55,14 @@ pub enum CommandLineError {
          of --free-page-hint"
     )]
     Balloon,
+    /// RAM that can't be handed over to another QEMU.
+    #[error("--hand-over: {option} {reason}")]
+    NotHandedOver {
+        /// The option that has to change.
+        option: String,
+        /// Why.
+        reason: &'static str,
+    },
     /// `--set` that is not `OLD=NEW`.
     #[error("--set {text}: write it as OLD=NEW")]
     BadOverride {

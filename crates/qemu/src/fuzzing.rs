@@ -64,6 +64,9 @@ pub fn command_line(bytes: &[u8]) {
     let _ = (line.backends(), line.accelerator(), line.cpu_model(), line.memory_path());
     let _ = (line.needs_root(), line.has_guest_port(), line.has_free_page_hint());
     let _ = line.exclusive();
+    if let Ok(shared) = line.with_hand_over(|_| Some(2 << 20)) {
+        assert_eq!(shared.with_hand_over(|_| None), Ok(shared), "once is enough");
+    }
     let (without_user, _) = line.without_user();
     assert!(!without_user.names_user());
     let waiting = line.waiting(Some("pc")).with_switchover_ack();

@@ -3,6 +3,7 @@
 mod error;
 mod found;
 mod guest;
+mod ram_files;
 mod replaced;
 mod started;
 

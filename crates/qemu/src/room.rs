@@ -115,6 +115,15 @@ fn huge_pages(sys: &Path, available_bytes: Option<u64>) -> Vec<HugePages> {
     found
 }
 
+/// The size of the huge pages of files at a path; `None` if they have ordinary pages.
+#[must_use]
+pub fn huge_page_bytes(cwd: &Path, path: &str) -> Option<u64> {
+    match kind(cwd, Some(path), true) {
+        Kind::Huge(page_bytes) => Some(page_bytes),
+        Kind::Pages | Kind::File => None,
+    }
+}
+
 impl Needs {
     /// What a VM with these pieces of `memory`, of which devices have this much
     /// `unplugged`, needs if it is started with this command line in `cwd`.
@@ -252,6 +261,21 @@ mod tests {
             &[("a", 1 << 30)],
         );
         assert!(of_1_gib.fit(&host(), true).is_err(), "none of that size");
+    }
+
+    #[test]
+    fn ram_in_the_agent_s_files_counts_by_their_pages() {
+        let object = "qemu -object memory-backend-file,id=a,share=on,mem-path=/proc/self/fd/";
+        let pages = needs(&format!("{object}droveway-ram"), &[("a", 1 << 20)]);
+        assert_eq!((pages.pages_bytes, pages.huge_bytes.len()), (1 << 20, 0));
+        for (file, page_bytes) in
+            [("droveway-ram-hugetlb", 2 << 20), ("droveway-ram-hugetlb-1048576kB", 1 << 30)]
+        {
+            let huge = needs(&format!("{object}{file}"), &[("a", 1 << 30)]);
+            assert_eq!(huge.pages_bytes, 0);
+            assert_eq!(huge.huge_bytes, BTreeMap::from([(page_bytes, 1 << 30)]));
+        }
+        assert_eq!(huge_page_bytes(Path::new("/"), "proc"), None);
     }
 
     #[test]

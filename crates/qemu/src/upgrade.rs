@@ -272,6 +272,8 @@ mod tests {
         };
         let file = "qemu -object memory-backend-file,id=r,size=64M,share=on,mem-path=/ram";
         let memfd = "qemu -object memory-backend-memfd,id=r,size=64M";
+        let made = "qemu -object memory-backend-file,id=r,size=64M,share=on,\
+                    mem-path=/proc/self/fd/droveway-ram";
         let copied = |mib| Plan::Copied { bytes: mib * MIB };
         for (version, line, backends, expected) in [
             ((10, 0, 2), file, vec![backend("r", 64, true)], Plan::HandedOver),
@@ -281,6 +283,8 @@ mod tests {
             ((7, 2, 22), memfd, vec![backend("r", 64, true)], Plan::HandedOver),
             ((10, 0, 2), memfd, vec![backend("r", 64, true)], copied(64)),
             ((10, 0, 2), "qemu -m 64", vec![backend("pc.ram", 64, false)], copied(64)),
+            ((10, 0, 2), made, vec![backend("r", 64, true)], Plan::HandedOver),
+            ((7, 2, 22), made, vec![backend("r", 64, true)], Plan::HandedOver),
             // Plugged in since.
             ((10, 0, 2), file, vec![backend("r", 64, true), backend("more", 32, true)], copied(32)),
         ] {

@@ -11,6 +11,7 @@ pub mod demo;
 pub mod gang;
 pub mod goals;
 pub mod image;
+pub mod loads;
 mod machine;
 pub mod neighbour;
 pub mod paired;

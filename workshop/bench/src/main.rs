@@ -9,7 +9,7 @@ use bench::gang::conditions::Conditions;
 use bench::result::{Outcome, Run};
 use bench::scenario::Scenario;
 use bench::{apps, cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
-use bench::{demo, path, relay, rest, tracking};
+use bench::{demo, loads, path, relay, rest, tracking};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
 use lab::field::{Machine, Snapshot};
@@ -68,6 +68,13 @@ enum Action {
         conditions: Conditions,
         #[command(flatten)]
         links: Links,
+    },
+    /// Print what a QEMU writes into RAM that it shares with a VM's former QEMU, before the VM runs
+    /// in it.
+    Loads {
+        /// Only with these devices; may be repeated.
+        #[arg(long)]
+        only: Vec<String>,
     },
     /// Predict what a gang of many VMs on many hosts would take, in simulated time.
     Simulate(Box<simulator::Options>),
@@ -282,6 +289,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             };
             return bench(&kit, name, *runs, only, at, conditions, *links);
         }
+        Action::Loads { only } => loads::run(only)?,
         Action::TcpSink { port } => plain_tcp::sink(*port).map_err(system)?,
         Action::TcpSource { address, bytes } => {
             plain_tcp::source(address, *bytes).map_err(system)?;

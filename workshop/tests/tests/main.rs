@@ -31,6 +31,7 @@ mod faults;
 mod field;
 mod free_memory;
 mod gang;
+mod hand_over;
 mod holdings;
 mod hostile;
 mod hung_qemu;

@@ -47,6 +47,17 @@ fn lists_kvm(misc: &str) -> bool {
     misc.lines().any(|line| line.split_whitespace().nth(1) == Some("kvm"))
 }
 
+/// When the kernel gives shared memory huge pages by itself.
+pub(super) fn shared_huge_pages() -> Option<String> {
+    chosen(&line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")?)
+}
+
+/// The setting in brackets: `always within_size advise [never] deny force`.
+fn chosen(settings: &str) -> Option<String> {
+    let (chosen, _) = settings.split_once('[')?.1.split_once(']')?;
+    Some(chosen.to_owned())
+}
+
 /// The TSC's properties, from KVM by means of a VM that never runs.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn tsc() -> Option<Tsc> {
@@ -386,6 +397,13 @@ mod tests {
         assert!(lists_kvm("234 btrfs-control\n232 kvm\n183 hw_random\n"));
         assert!(!lists_kvm("234 btrfs-control\n 61 kvm-other\n"));
         assert!(!lists_kvm(""));
+    }
+
+    #[test]
+    fn the_chosen_setting_is_in_brackets() {
+        let settings = "always within_size advise [never] deny force";
+        assert_eq!(chosen(settings).as_deref(), Some("never"));
+        assert_eq!(chosen("never"), None);
     }
 
     #[test]

@@ -27,6 +27,7 @@ use qemu::launch::User;
 use qemu::machine::{self, By, GuestPort, Start, StartError};
 use qemu::probe::Probes;
 use qemu::qmp::QmpError;
+use qemu::room::huge_page_bytes;
 
 use crate::denied::Denied;
 use crate::parallel::at_once;
@@ -147,6 +148,11 @@ impl Registry {
         if request.free_page_hint {
             let line = CommandLine::parse(&argv)?;
             argv = Cow::Owned(line.with_free_page_hint()?.argv());
+        }
+        if request.hand_over {
+            let line = CommandLine::parse(&argv)?;
+            let line = line.with_hand_over(|path| huge_page_bytes(cwd, path))?;
+            argv = Cow::Owned(line.argv());
         }
         let claim = self.claim(&request.name, Busy::Starting)?;
         claim.note_starting()?;

@@ -28,6 +28,11 @@ pub(crate) struct RunArgs {
     /// migration. Only for guests whose kernel has init_on_alloc=0
     #[arg(long)]
     pub(crate) free_page_hint: bool,
+    /// Put all RAM into shared memory that another QEMU on its host can map, so that it need not be
+    /// copied when the VM gets one. Shared memory has huge pages only where the host is set up for
+    /// them
+    #[arg(long)]
+    pub(crate) hand_over: bool,
     /// QEMU and its arguments
     #[arg(last = true, required = true, value_name = "QEMU ARGS")]
     pub(crate) argv: Vec<OsString>,
@@ -48,9 +53,10 @@ pub(crate) async fn run(client: &Client, args: RunArgs) -> Result<ExitCode, Prob
         .map_err(|_| Problem::Typed("the name of this directory is not UTF-8".to_owned()))?;
     let share_domain = args.share_domain;
     let guest_port = !args.no_guest_port;
-    let free_page_hint = args.free_page_hint;
+    let (free_page_hint, hand_over) = (args.free_page_hint, args.hand_over);
     let name = args.name;
-    let request = api::RunRequest { name, argv, cwd, share_domain, guest_port, free_page_hint };
+    let request =
+        api::RunRequest { name, argv, cwd, share_domain, guest_port, free_page_hint, hand_over };
     let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms", Some(&request)).await?;
     print_line(format_args!("{}", started(&vm)))?;
     print_problem(&vm);

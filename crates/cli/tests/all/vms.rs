@@ -83,10 +83,14 @@ fn how_vms_can_get_another_qemu_is_shown() {
     let object = "-object memory-backend-file,id=r,size=64M,share=on,mem-path=";
     a.run("shared", &format!("-m 64 {object}{} -machine memory-backend=r", inside("ram")));
     a.run("private", "-m 64");
+    let options = ["-machine", "q35,accel=tcg", "-nodefaults", "-display", "none", "-m", "64"];
+    let qemu = qemu();
+    a.says(&[&["run", "made", "--hand-over", "--", &qemu][..], &options].concat());
     a.run("talks", &format!("-m 64 -serial unix:{},server=on,wait=off", inside("talk")));
     let shown = a.says(&["upgrade", "--all", "--dry-run"]);
     let row = |name: &str| shown.lines().find(|line| line.starts_with(name)).unwrap();
     assert!(row("shared").contains("handed over"), "{shown}");
+    assert!(row("made").contains("handed over"), "{shown}");
     assert!(row("private").contains("copied: needs 64.0 MiB"), "{shown}");
     assert!(row("talks").ends_with("not"), "{shown}");
     assert!(shown.contains("  -serial is connected to something outside of QEMU\n"), "{shown}");

@@ -4,7 +4,7 @@
 //! What is not known to be harmless counts.
 
 use super::guest_port::value;
-use super::machine::pieces;
+use super::machine::{backend, pieces};
 use super::{CommandLine, Item};
 
 /// Keys of options by which QEMU gets open files.
@@ -51,6 +51,10 @@ impl CommandLine {
 fn what(name: &str, argument: &str) -> Option<&'static str> {
     if name == "append" {
         // The guest's kernel reads it.
+        return None;
+    }
+    if name == "object" && backend(argument).is_some_and(|backend| backend.made.is_some()) {
+        // The agent passes that file on.
         return None;
     }
     if name == "add-fd" || has_open_file(argument) {
@@ -113,6 +117,7 @@ mod tests {
             "-chardev file,id=c,path=/tmp/log -chardev null,id=d -serial chardev:c",
             "-serial mon:stdio -serial file:/tmp/log -monitor none -parallel null -vnc none",
             "-append fd=3 -name web1,debug-threads=on -display gtk",
+            "-object memory-backend-file,id=r,share=on,mem-path=/proc/self/fd/droveway-ram",
         ] {
             assert_eq!(found(line), [""; 0], "{line}");
         }
@@ -130,6 +135,7 @@ mod tests {
             ("-chardev socket,id=m,fd=22,server=on", "-chardev m", OPEN_FILE),
             ("-add-fd fd=3,set=2", "-add-fd", OPEN_FILE),
             ("-blockdev driver=file,filename=/dev/fdset/2,node-name=f", "-blockdev", OPEN_FILE),
+            ("-object memory-backend-file,id=r,mem-path=/proc/self/fd/7", "-object r", OPEN_FILE),
             ("-chardev socket,id=talk,path=/s,server=on", "-chardev talk", CONNECTED),
             ("-serial unix:/s,server=on", "-serial", CONNECTED),
             ("--serial pty", "-serial", CONNECTED),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::CommandLine;
+use super::{CommandLine, RamFile};
 
 /// A memory backend on a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub struct Backend {
     pub id: String,
     /// Its type, such as `memory-backend-file`.
     pub kind: String,
-    /// The file or directory that it maps.
+    /// The file or directory that it maps, if that has a name.
     pub path: Option<String>,
     /// Whether writes to it reach the file.
     pub share: bool,
@@ -21,6 +21,8 @@ pub struct Backend {
     pub huge_page_bytes: Option<u64>,
     /// Whether all of its huge pages are reserved when QEMU starts.
     pub reserve: bool,
+    /// The kind of the file that it maps if the agent makes that.
+    pub(crate) made: Option<RamFile>,
 }
 
 impl CommandLine {
@@ -72,7 +74,7 @@ impl CommandLine {
     }
 }
 
-fn backend(argument: &str) -> Option<Backend> {
+pub(super) fn backend(argument: &str) -> Option<Backend> {
     let json = argument.trim_start().starts_with('{');
     let parsed: Option<serde_json::Value> =
         if json { serde_json::from_str(argument).ok() } else { None };
@@ -101,14 +103,21 @@ fn backend(argument: &str) -> Option<Backend> {
     let is_on = |key: &str| value(key).is_some_and(|text| matches!(&*text, "on" | "true" | "yes"));
     let is_off =
         |key: &str| value(key).is_some_and(|text| matches!(&*text, "off" | "false" | "no" | "n"));
+    let path = value("mem-path");
+    let made = path.as_deref().and_then(RamFile::at);
+    let (hugetlb, huge_page_bytes) = match made {
+        Some(RamFile::Huge { page_bytes }) => (true, page_bytes),
+        _ => (is_on("hugetlb"), value("hugetlbsize").and_then(|text| size(&text))),
+    };
     Some(Backend {
         id: value("id")?,
         kind,
-        path: value("mem-path"),
+        path: path.filter(|_| made.is_none()),
         share: is_on("share"),
-        hugetlb: is_on("hugetlb"),
-        huge_page_bytes: value("hugetlbsize").and_then(|text| size(&text)),
+        hugetlb,
+        huge_page_bytes,
         reserve: !is_off("reserve"),
+        made,
     })
 }
 

@@ -33,6 +33,22 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
+    /// A file for RAM that is handed over can't be made.
+    #[error("the file {name} for the VM's RAM can't be made: {source}")]
+    RamFile {
+        /// Its name, which has the kind of its pages.
+        name: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A VM with too many such files.
+    #[error("the VM's RAM has {count} parts to hand over, and can have {max} at most")]
+    RamFiles {
+        /// How many it has.
+        count: usize,
+        /// The limit.
+        max: usize,
+    },
     /// QEMU can't be executed.
     #[error(transparent)]
     Launch(#[from] LaunchError),

@@ -2,6 +2,7 @@
 //! another program started.
 
 use std::fs;
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::started::qmp_socket;
 use super::{Machine, Record, StartError};
-use crate::command_line::CommandLine;
+use crate::command_line::{CommandLine, without_numbers};
 use crate::process::{
     Process, ProcessError, SEEING_TAKES, command_line_of, directory_of, proc_path,
 };
@@ -70,8 +71,12 @@ pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
     // It still answers, so the process id was its own all along, and what was read of
     // the process is this QEMU's.
     qmp.run_state()?;
+    let link = |file: RawFd| {
+        let path = fs::read_link(proc_path(pid, &format!("fd/{file}"))).ok()?;
+        path.into_os_string().into_string().ok()
+    };
     Ok(Machine {
-        argv: CommandLine::of_running(&running),
+        argv: without_numbers(CommandLine::of_running(&running), link),
         cwd,
         notes,
         // A port that the owner added is on the command line.

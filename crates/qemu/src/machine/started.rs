@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::Mutex;
 
+use super::ram_files::RamFiles;
 use super::{Machine, StartError};
 use crate::command_line::{CommandLine, GUEST_ID};
 use crate::launch::{Launch, User, launch, log_tail};
@@ -142,8 +143,9 @@ fn start_line(
     guest_port: bool,
     launched: &dyn Fn(u32),
 ) -> Result<Machine, StartError> {
+    let ram = RamFiles::make(line)?;
     let sockets = Sockets::new(start.dir, guest_port)?;
-    let mut line = line.with_qmp(sockets.qmp.as_raw_fd());
+    let mut line = line.with_qmp(sockets.qmp.as_raw_fd()).with_ram_files(&ram.numbers());
     if let Some(port) = &sockets.guest {
         line = line.with_guest_port(port.as_raw_fd());
     }
@@ -161,6 +163,7 @@ fn start_line(
         .into_iter()
         .flatten()
         .map(AsFd::as_fd)
+        .chain(ram.borrowed())
         .collect();
     let log = start.dir.join("qemu.log");
     let logged = fs::metadata(&log).map_or(0, |file| file.len());
@@ -180,6 +183,7 @@ fn start_line(
         give_up(&process);
         remove_both();
     })?;
+    ram.seal();
     Ok(Machine {
         guest_port,
         keeps_announce_timers: true,

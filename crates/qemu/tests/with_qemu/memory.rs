@@ -1,11 +1,13 @@
-use std::fs::File;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use qemu::guest_memory::GuestMemory;
 use qemu::ram_blocks::{RamBlocks, Reached};
 use qemu::shape::{self, Memory};
 use serde_json::json;
 
-use crate::start;
+use crate::{argv, start};
 
 /// Reads guest memory the way the guest would, through QEMU.
 fn guest_byte(vm: &crate::Vm, address: u64) -> u8 {
@@ -31,6 +33,39 @@ fn what_the_agent_writes_the_guest_reads() {
         assert_eq!(ram.bytes, 64 << 20);
         ram.mapping.write(40 << 20, &[0x5a]).unwrap();
         assert_eq!(guest_byte(&vm, 40 << 20), 0x5a, "{arguments}");
+    }
+}
+
+/// A command line with all RAM in files that the agent makes.
+const HANDED_OVER: &str = "-machine q35,memory-backend=r -m 64 -S -object \
+                           memory-backend-file,id=r,size=64M,share=on,\
+                           mem-path=/proc/self/fd/droveway-ram";
+
+/// The open files of a VM's QEMU that the agent made for its RAM.
+fn ram_files(vm: &crate::Vm) -> Vec<PathBuf> {
+    let open = fs::read_dir(format!("/proc/{}/fd", vm.process.pid())).unwrap();
+    let open = open.map(|entry| entry.unwrap().path());
+    let ram = Path::new("/memfd:droveway-ram (deleted)");
+    open.filter(|path| fs::read_link(path).is_ok_and(|link| link == ram)).collect()
+}
+
+#[test]
+fn ram_in_a_file_of_the_agent_can_be_reached_and_keeps_its_size() {
+    let vm = start(HANDED_OVER);
+    assert_eq!(vm.argv, argv(HANDED_OVER), "each QEMU gets its own number");
+    let ram = only_block(&vm, HANDED_OVER);
+    ram.mapping.write(40 << 20, &[0x5a]).unwrap();
+    assert_eq!(guest_byte(&vm, 40 << 20), 0x5a);
+    // One that QEMU inherited, and the same that it opened.
+    let files = ram_files(&vm);
+    assert_eq!(files.len(), 2, "{files:?}");
+    for path in files {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 64 << 20);
+        file.set_len(32 << 20).unwrap_err();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 40 << 20).unwrap();
+        assert_eq!(byte, [0x5a]);
     }
 }
 

@@ -93,6 +93,17 @@ fn a_vm_that_the_agent_did_not_start_is_attached() {
     assert_eq!(again.qmp.run_state().unwrap(), RunState::Prelaunch);
 }
 
+/// As after the agent has lost its record: the next QEMU gets a file of its own.
+#[test]
+fn an_attached_vm_has_the_kind_of_its_ram_s_file() {
+    let made = "memory-backend-file,id=r,size=64M,share=on,mem-path=/proc/self/fd/droveway-ram";
+    let vm = start(&format!(
+        "-machine q35,memory-backend=r -m 64 -S -object {made} -qmp unix:other,server=on,wait=off"
+    ));
+    let attached = machine::attach(&vm.dir.path().join("other"), vm.dir.path()).unwrap();
+    assert!(attached.argv.iter().any(|word| word == made), "{:?}", attached.argv);
+}
+
 #[test]
 fn a_refused_start_has_qemu_s_message_and_leaves_nothing() {
     let table = [

@@ -128,6 +128,7 @@ fn an_atomic_gang_of_which_a_vm_is_lost_moves_no_other() {
         share_domain: String::new(),
         guest_port: false,
         free_page_hint: false,
+        hand_over: false,
     };
     site.api.registry.run(&run, site.api.examiner.probes()).unwrap();
     keep(&site, &interrupted(&[("web1", "gone"), ("web2", "here")], true));

@@ -35,8 +35,10 @@ impl Site {
         let rest = "-machine q35,accel=tcg -m 32 -nodefaults -display none -S";
         let argv = std::iter::once(qemu).chain(rest.split(' ').map(str::to_owned)).collect();
         let (cwd, share_domain) = ("/".to_owned(), String::new());
-        let (name, guest_port, free_page_hint) = ("web1".to_owned(), false, false);
-        let request = RunRequest { name, argv, cwd, share_domain, guest_port, free_page_hint };
+        let name = "web1".to_owned();
+        let (guest_port, free_page_hint, hand_over) = (false, false, false);
+        let request =
+            RunRequest { name, argv, cwd, share_domain, guest_port, free_page_hint, hand_over };
         registry.run(&request, &Probes::new(Arc::new(Programs::usual(None)))).unwrap();
         Self { registry, _dir: dir }
     }

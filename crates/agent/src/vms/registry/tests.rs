@@ -25,6 +25,7 @@ fn request(name: &str) -> RunRequest {
         share_domain: "tenant-7".to_owned(),
         guest_port: false,
         free_page_hint: false,
+        hand_over: false,
     }
 }
 

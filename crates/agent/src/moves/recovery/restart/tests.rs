@@ -35,6 +35,7 @@ fn host(dir: &TestDir) -> Arc<Registry> {
         share_domain: String::new(),
         guest_port: false,
         free_page_hint: false,
+        hand_over: false,
     };
     registry.run(&request, &Probes::new(Arc::new(Programs::usual(None)))).unwrap();
     registry
