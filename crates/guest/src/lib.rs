@@ -21,6 +21,7 @@ mod extents;
 mod file;
 mod flags;
 mod found;
+mod mapper;
 mod mounts;
 mod pagemap;
 pub mod port;
