@@ -25,11 +25,12 @@ pub enum Reason {
     Unreadable,
     /// Files that the budget did not last for.
     Budget,
-    /// File systems that are not ext4 or xfs on a virtio disk.
+    /// File systems that are not ext4, xfs or btrfs on a virtio disk.
     FileSystem,
     /// Cached pages that it did not come to.
     Unseen,
-    /// File systems on a mapped device (LVM, dm-crypt) that is not linear.
+    /// File systems on a mapped device (LVM, dm-crypt) that is not linear, or on several devices
+    /// (btrfs).
     Mapping,
     /// A reason that only a newer helper knows.
     Other(u8),
@@ -82,7 +83,9 @@ impl fmt::Display for Reason {
             Self::Budget => f.write_str("files beyond the budget"),
             Self::FileSystem => f.write_str("file systems not on a virtio disk"),
             Self::Unseen => f.write_str("pages that were not reached"),
-            Self::Mapping => f.write_str("file systems on mapped devices that are not linear"),
+            Self::Mapping => {
+                f.write_str("file systems on a mapped device that is not linear, or on several")
+            }
             Self::Other(number) => write!(f, "for the unknown reason {number}"),
         }
     }

@@ -47,12 +47,25 @@ impl Resolver<'_> {
             return straight(path).map(|segment| vec![segment]).ok_or(Reason::FileSystem);
         }
         let table = if depth < DEPTH_MAX { (self.table)(number) } else { None };
+        self.below(&table.ok_or(Reason::Mapping)?, depth)
+    }
+
+    /// The same of what consists of these parts.
+    pub(crate) fn of_parts(&self, parts: &[Linear]) -> Result<Vec<Segment>, Reason> {
+        self.below(parts, 0)
+    }
+
+    fn below(&self, parts: &[Linear], depth: u32) -> Result<Vec<Segment>, Reason> {
         let mut segments = Vec::new();
-        for part in table.ok_or(Reason::Mapping)? {
-            let below = self.at_depth(part.on, depth + 1)?;
-            segments.extend(below.iter().filter_map(|segment| common(&part, segment)));
-            if segments.len() > SEGMENTS_MAX {
-                return Err(Reason::Mapping);
+        // Most are on one device.
+        for parts in parts.chunk_by(|one, next| one.on == next.on) {
+            let Some(first) = parts.first() else { continue };
+            let below = self.at_depth(first.on, depth + 1)?;
+            for part in parts {
+                segments.extend(below.iter().filter_map(|segment| common(part, segment)));
+                if segments.len() > SEGMENTS_MAX {
+                    return Err(Reason::Mapping);
+                }
             }
         }
         Ok(segments)

@@ -13,6 +13,7 @@
 
 mod arena;
 mod batch;
+mod btrfs;
 mod budget;
 mod clearing;
 mod deleted;

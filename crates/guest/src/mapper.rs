@@ -29,7 +29,7 @@ const KIND: usize = 24;
 /// Room for a thousand targets, more than volumes that are in so many pieces have.
 const ANSWER_BYTES: u32 = 64 << 10;
 
-/// A part of a mapped device that is a part of another device, in sectors.
+/// A part of a mapped device, or of btrfs's addresses, that is a part of another device, in sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Linear {
     /// Its first sector.

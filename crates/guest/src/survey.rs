@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use cachemap::{Budget, Device, End, LeftOut, PAGE_BYTES, PAGE_SECTORS, Reason, Run, Summary};
 
 use crate::batch::{Batch, may_know_pages};
+use crate::btrfs;
 use crate::budget::Meter;
 use crate::deleted;
 use crate::disks::{Resolver, Segment};
@@ -190,7 +191,7 @@ impl Survey<'_> {
         let mut without_disk: HashMap<Number, Reason> = HashMap::new();
         let mut storages = Vec::new();
         for mount in mounts.suitable {
-            match resolver.segments(mount.number) {
+            match segments(&mount, &resolver) {
                 Ok(segments) => match self.tell_devices(segments)? {
                     Some(parts) => storages.push(Storage { mount, parts }),
                     None => unsuitable += 1,
@@ -237,7 +238,8 @@ impl Survey<'_> {
         let number = storage.mount.number;
         let device = rustix::fs::makedev(number.major, number.minor);
         let tree = match Tree::open(&storage.mount.at) {
-            Ok(tree) if tree.device() == device => tree,
+            // btrfs gives each subvolume a number of its own.
+            Ok(tree) if tree.device() == device || storage.mount.is_btrfs() => tree,
             // Another file system is mounted over it.
             Ok(_) => {
                 self.leave(Reason::FileSystem, 1);
@@ -299,11 +301,11 @@ impl Survey<'_> {
         let devices = storages.iter().map(|storage| storage.mount.number).collect();
         for (nth, path) in deleted::open_somewhere(devices).enumerate() {
             self.breathe_after(nth + 1)?;
-            let Some(path) = path else { continue };
+            let Some((path, number)) = path else { continue };
             let Ok(Some((file, device, inode))) = deleted::open(&path) else { continue };
+            let is_on = rustix::fs::makedev(number.major, number.minor) == device;
             let storage = storages.iter().find(|storage| {
-                let Number { major, minor } = storage.mount.number;
-                rustix::fs::makedev(major, minor) == device
+                storage.mount.number == number && (is_on || storage.mount.is_btrfs())
             });
             let Some(storage) = storage else { continue };
             if seen.insert((device, inode)) {
@@ -415,6 +417,17 @@ impl Survey<'_> {
             ..self.summary
         }
     }
+}
+
+/// Where a file system is on its disks, or why it is left out.
+fn segments(mount: &Mount, resolver: &Resolver<'_>) -> Result<Vec<Segment>, Reason> {
+    if !mount.is_btrfs() {
+        return resolver.segments(mount.number);
+    }
+    let tree = Tree::open(&mount.at).map_err(|_| Reason::FileSystem)?;
+    let root = file::directory(tree.root(), b".", Effort::Full).map_err(|_| Reason::FileSystem)?;
+    let parts = btrfs::table(root.as_fd(), resolver.sysfs).ok_or(Reason::Mapping)?;
+    resolver.of_parts(&parts)
 }
 
 /// Pages of files that the kernel reports as cached.
