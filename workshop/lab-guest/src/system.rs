@@ -74,10 +74,10 @@ pub(crate) fn mount_disks() -> std::io::Result<Vec<PathBuf>> {
         let at = format!("/disks/{}", places.len());
         fs::create_dir_all(&at)?;
         let flags = rustix::mount::MountFlags::empty();
-        let kinds = ["ext4", "xfs"];
+        let kinds = ["ext4", "xfs", "btrfs"];
         let mount = |kind| rustix::mount::mount(&source, &at, kind, flags, None);
         if !kinds.into_iter().any(|kind| mount(kind).is_ok()) {
-            let text = format!("{source} has neither of {kinds:?}");
+            let text = format!("{source} has none of {kinds:?}");
             return Err(std::io::Error::other(text));
         }
         places.push(PathBuf::from(at));

@@ -28,6 +28,8 @@ pub const MANY_FILES_BYTES: u64 = 2 * FILES_BYTES;
 const EXT4_BYTES: u64 = 128 * MIB;
 /// The smallest disk on which XFS can be made.
 const XFS_BYTES: u64 = 304 * MIB;
+/// Twice the smallest disk on which btrfs can be made.
+const BTRFS_BYTES: u64 = 256 * MIB;
 /// First sector of the first partition on old disks, which isn't aligned to pages.
 const PARTITION_SECTOR: u64 = 63;
 /// Where the volume of a disk starts, behind what LVM would keep there.
@@ -80,6 +82,12 @@ fn make_xfs(path: &Path) {
     disk.write_all(&first).unwrap();
     copy(&File::open(&whole).unwrap(), 0..XFS_BYTES, &disk, PARTITION_SECTOR * SECTOR_BYTES);
     fs::remove_file(&whole).unwrap();
+}
+
+/// Makes btrfs on a whole disk, as `mkfs.btrfs` does it by default: data once, metadata twice.
+fn make_btrfs(path: &Path) {
+    File::create(path).unwrap().set_len(BTRFS_BYTES).unwrap();
+    run("mkfs.btrfs", &["-q", "-f", &path.display().to_string()]);
 }
 
 /// Makes ext4 in a volume that a guest puts together: the disk's second half comes first.
@@ -224,6 +232,27 @@ pub fn with_files_on_scsi(world: &World) -> GuestSpec {
         let device = format!("scsi-hd,bus=scsi.0,scsi-id={target},drive={serial},serial={serial}");
         spec.extra.extend(["-drive", &drive, "-device", &device].map(str::to_owned));
     }
+    spec
+}
+
+/// The serial number of the disk of [`with_files_on_btrfs`].
+pub const BTRFS_SERIAL: &str = "files-btrfs";
+
+/// The same guest with one disk, which has btrfs.
+///
+/// # Panics
+/// If the disk can't be made.
+#[must_use]
+pub fn with_files_on_btrfs(world: &World) -> GuestSpec {
+    let name = "web1";
+    let mut spec = with_helper(&world.kit, name);
+    spec.initrd = Some(setup::btrfs_initrd(&world.kit).unwrap());
+    spec.extra.extend(own_qmp_argument(name));
+    let path = image(world, BTRFS_SERIAL);
+    make_btrfs(&path);
+    let drive = format!("file={},format=raw,if=none,id=btrfs", path.display());
+    let device = format!("virtio-blk-pci,drive=btrfs,serial={BTRFS_SERIAL}");
+    spec.extra.extend(["-drive", &drive, "-device", &device].map(str::to_owned));
     spec
 }
 

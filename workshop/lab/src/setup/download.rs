@@ -35,6 +35,9 @@ const HELPER_MODULES: [&str; 3] = ["libcrc32c", "xfs", "virtio_console"];
 /// For disks at a SCSI controller, and volumes on them.
 const SCSI_MODULES: [&str; 5] = ["scsi_common", "scsi_mod", "sd_mod", "virtio_scsi", "dm_mod"];
 
+/// For btrfs.
+const BTRFS_MODULES: [&str; 4] = ["xor", "raid6_pq", "zstd_compress", "btrfs"];
+
 /// For memory that is plugged while the guest runs.
 const PLUGGED_MEMORY_MODULES: [&str; 1] = ["virtio_mem"];
 
@@ -45,12 +48,14 @@ const LIBRARY_PLACES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux
 const NIC_MODULES_DIR: &str = "nic-modules";
 const HELPER_MODULES_DIR: &str = "helper-modules";
 const SCSI_MODULES_DIR: &str = "scsi-modules";
+const BTRFS_MODULES_DIR: &str = "btrfs-modules";
 const PLUGGED_MEMORY_MODULES_DIR: &str = "plugged-memory-modules";
 /// All sets of modules besides the usual one, each with its directory.
-const MORE_MODULES: [(&str, &[&str]); 4] = [
+const MORE_MODULES: [(&str, &[&str]); 5] = [
     (NIC_MODULES_DIR, &NIC_MODULES),
     (HELPER_MODULES_DIR, &HELPER_MODULES),
     (SCSI_MODULES_DIR, &SCSI_MODULES),
+    (BTRFS_MODULES_DIR, &BTRFS_MODULES),
     (PLUGGED_MEMORY_MODULES_DIR, &PLUGGED_MEMORY_MODULES),
 ];
 /// The dynamic linker.
@@ -112,6 +117,12 @@ pub(super) fn helper_modules(store: &Path) -> Result<PathBuf> {
 pub(super) fn scsi_modules(store: &Path) -> Result<PathBuf> {
     kernel(store)?;
     Ok(store.join("kernel").join(SCSI_MODULES_DIR))
+}
+
+/// The directory of the modules for btrfs.
+pub(super) fn btrfs_modules(store: &Path) -> Result<PathBuf> {
+    kernel(store)?;
+    Ok(store.join("kernel").join(BTRFS_MODULES_DIR))
 }
 
 /// The directory of the modules for memory that is plugged while the guest runs.
