@@ -14,6 +14,7 @@ use lab::agent::Agent;
 use lab::error::{FileContext, LabError, Result};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Host, Hosts, RUN_DIR};
+use lab::libvirt::WAITS_AT;
 use lab::program;
 
 /// The first port at which a host's QEMUs wait for VMs, by the host's place in the peers file.
@@ -75,7 +76,7 @@ impl Carried {
         expect_on(there)?;
         let next = end(ground, self.mode, there, &self.spec, &["-incoming", "defer"])?;
         let port = PORTS[to];
-        let waits = format!("tcp:{}:{port}", there.addresses[0]);
+        let waits = format!("tcp:{WAITS_AT}:{port}");
         next.tell("migrate-incoming", json!({ "uri": waits }))?;
         let began = Instant::now();
         let until = began + ground.timeout;
