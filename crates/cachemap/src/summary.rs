@@ -25,10 +25,13 @@ pub enum Reason {
     Unreadable,
     /// Files that the budget did not last for.
     Budget,
-    /// File systems that are not ext4 or xfs straight on a virtio disk.
+    /// File systems that are not ext4, xfs or btrfs on a virtio disk.
     FileSystem,
     /// Cached pages that it did not come to.
     Unseen,
+    /// File systems on a mapped device (LVM, dm-crypt) that is not linear, or on several devices
+    /// (btrfs).
+    Mapping,
     /// A reason that only a newer helper knows.
     Other(u8),
 }
@@ -45,6 +48,7 @@ impl Reason {
             Self::Budget => 7,
             Self::FileSystem => 8,
             Self::Unseen => 9,
+            Self::Mapping => 10,
             Self::Other(number) => number,
         }
     }
@@ -60,6 +64,7 @@ impl Reason {
             7 => Self::Budget,
             8 => Self::FileSystem,
             9 => Self::Unseen,
+            10 => Self::Mapping,
             other => Self::Other(other),
         }
     }
@@ -76,8 +81,11 @@ impl fmt::Display for Reason {
             Self::FileKind => f.write_str("files of an unsuitable kind"),
             Self::Unreadable => f.write_str("files that can't be inspected"),
             Self::Budget => f.write_str("files beyond the budget"),
-            Self::FileSystem => f.write_str("file systems not straight on a virtio disk"),
+            Self::FileSystem => f.write_str("file systems not on a virtio disk"),
             Self::Unseen => f.write_str("pages that were not reached"),
+            Self::Mapping => {
+                f.write_str("file systems on a mapped device that is not linear, or on several")
+            }
             Self::Other(number) => write!(f, "for the unknown reason {number}"),
         }
     }

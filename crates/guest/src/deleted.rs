@@ -21,9 +21,12 @@ use crate::mounts::{MountId, Number, devices};
 /// The device of each mount.
 type Devices = HashMap<MountId, Number>;
 
-/// The open files of all processes: the path below `/proc` of such a file on one of these devices,
-/// and None for each other one. A guest may have a million of those.
-pub(crate) fn open_somewhere(wanted: HashSet<Number>) -> impl Iterator<Item = Option<PathBuf>> {
+/// The path below `/proc` of a file without a name, and its device.
+type Deleted = (PathBuf, Number);
+
+/// The open files of all processes: such a file on one of these devices, and None for each other
+/// one. A guest may have a million of those.
+pub(crate) fn open_somewhere(wanted: HashSet<Number>) -> impl Iterator<Item = Option<Deleted>> {
     let ours = Rc::new(mounted(Path::new("/proc/self")));
     let wanted = Rc::new(wanted);
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -38,22 +41,23 @@ fn open_in(
     process: PathBuf,
     ours: Rc<Devices>,
     wanted: Rc<HashSet<Number>>,
-) -> impl Iterator<Item = Option<PathBuf>> {
+) -> impl Iterator<Item = Option<Deleted>> {
     let opened = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
     // A container has its own mounts. They are read if a file's mount is not one of ours.
     let mut theirs: Option<Devices> = None;
-    let mut is_wanted = move |path: &Path| {
-        if !fs::read_link(path).is_ok_and(|link| is_deleted(&link)) {
-            return false;
-        }
-        let Some(mount) = mount_of(&process, path) else { return false };
+    let mut wanted_device = move |path: &Path| {
+        fs::read_link(path).ok().filter(|link| is_deleted(link))?;
+        let mount = mount_of(&process, path)?;
         let device = ours.get(&mount).copied().or_else(|| {
             let theirs = theirs.get_or_insert_with(|| mounted(&process));
             theirs.get(&mount).copied()
         });
-        device.is_some_and(|device| wanted.contains(&device))
+        device.filter(|device| wanted.contains(device))
     };
-    opened.map(|entry| entry.path()).map(move |path| is_wanted(&path).then_some(path))
+    opened.map(|entry| entry.path()).map(move |path| {
+        let device = wanted_device(&path)?;
+        Some((path, device))
+    })
 }
 
 /// The mounts that a process sees.
@@ -108,7 +112,7 @@ mod tests {
         let mount = mount_of(&process, &mine).unwrap();
         let device = mounted(&process)[&mount];
         let is_listed =
-            |device| open_somewhere(HashSet::from([device])).flatten().any(|path| path == mine);
+            |device| open_somewhere(HashSet::from([device])).flatten().any(|one| one.0 == mine);
         assert!(!is_listed(device));
         assert!(open(&mine).unwrap().is_none(), "it has a name");
         drop(named);
@@ -118,7 +122,7 @@ mod tests {
         assert!(open(&mine).unwrap().is_some());
         // In a container, all mounts have other IDs.
         let there = |ours| open_in(process.clone(), Rc::new(ours), Rc::new([device].into()));
-        assert!(there(Devices::default()).flatten().any(|path| path == mine));
+        assert!(there(Devices::default()).flatten().any(|one| one == (mine.clone(), device)));
         let all = open_in(process.clone(), Rc::default(), Rc::default());
         assert!(all.filter(Option::is_none).count() > 2, "a caller can rest at each");
     }

@@ -13,6 +13,7 @@
 
 mod arena;
 mod batch;
+mod btrfs;
 mod budget;
 mod clearing;
 mod deleted;
@@ -21,6 +22,7 @@ mod extents;
 mod file;
 mod flags;
 mod found;
+mod mapper;
 mod mounts;
 mod pagemap;
 pub mod port;

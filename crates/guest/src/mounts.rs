@@ -17,9 +17,10 @@ pub(crate) struct Number {
 
 /// File systems that query no server and no program when a path leads through them.
 const LOCAL: [&str; 17] = [
-    AUTOFS, "bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "overlay",
+    AUTOFS, "bcachefs", BTRFS, "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "overlay",
     "ramfs", "rootfs", "squashfs", "tmpfs", "vfat", "xfs", "zfs",
 ];
+const BTRFS: &str = "btrfs";
 /// Queries no program once something is mounted on it.
 const AUTOFS: &str = "autofs";
 
@@ -54,8 +55,14 @@ impl Mount {
             "ext4" => !has("dax") && !self.options.split(',').any(|word| word == "data=journal"),
             // Some files are on a separate device, and look like the others.
             "xfs" => !has("dax") && !has("rtdev"),
+            BTRFS => true,
             _ => false,
         }
+    }
+
+    /// Whether its device's number is not that of a disk, nor that which its files have.
+    pub(crate) fn is_btrfs(&self) -> bool {
+        self.kind == BTRFS
     }
 
     /// Whether its path leads to it without querying a server or a program on the way.
@@ -82,7 +89,7 @@ impl Mount {
 /// The mounts to examine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mounts {
-    /// Mounts of ext4 and xfs. Of a file system that is mounted several times, only the mount that
+    /// Mounts of ext4, xfs and btrfs. Of a file system that is mounted several times, only the mount that
     /// shows all of it, if there is one.
     pub(crate) suitable: Vec<Mount>,
     /// Devices with other file systems, with unsuitable ones, or with unreachable ones.
@@ -211,12 +218,14 @@ mod tests {
 37 30 254:5 / /o rw - ext4 /dev/vda5 rw,data=ordered
 38 30 254:6 / /d rw - ext4 /dev/vda6 rw,dax=always
 39 30 0:44 / /ov rw - overlay overlay rw
-40 30 0:45 /@ /btr rw - btrfs /dev/vda9 rw
+40 30 0:45 /@ /btr rw - btrfs /dev/vda9 rw,subvol=/@
+41 40 0:45 /@home /btr/home rw - btrfs /dev/vda9 rw,subvol=/@home
 nonsense
 ";
-        let expected = [(1, "/"), (2, "/only a"), (2, "/b"), (5, "/o")];
+        let expected =
+            [(1, "/"), (2, "/only a"), (2, "/b"), (5, "/o"), (45, "/btr"), (45, "/btr/home")];
         let expected = expected.map(|(minor, at)| (minor, at.to_owned())).to_vec();
-        assert_eq!(parsed(text), (expected, vec![45, 3, 4, 6]));
+        assert_eq!(parsed(text), (expected, vec![3, 4, 6]));
     }
 
     #[test]

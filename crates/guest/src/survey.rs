@@ -1,21 +1,23 @@
 //! Surveys a guest's page cache: every file system, every file.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use cachemap::{Budget, Device, End, LeftOut, PAGE_BYTES, Reason, Run, Summary};
+use cachemap::{Budget, Device, End, LeftOut, PAGE_BYTES, PAGE_SECTORS, Reason, Run, Summary};
 
 use crate::batch::{Batch, may_know_pages};
+use crate::btrfs;
 use crate::budget::Meter;
 use crate::deleted;
-use crate::disks::Extent;
+use crate::disks::{Resolver, Segment};
 use crate::file::{self, Effort};
 use crate::found::Entry;
+use crate::mapper;
 use crate::mounts::{Mount, Mounts, Number};
 use crate::reported::ReportedPages;
 use crate::walk::{KERNEL_BYTES, Tree, Walk, efforts};
@@ -128,11 +130,23 @@ pub fn survey(budget: Budget, sink: &mut dyn Sink) -> Result<Summary, SurveyErro
     Ok(survey.summed_up())
 }
 
-/// A file system on a virtio disk.
+/// A file system on virtio disks.
 struct Storage {
     mount: Mount,
-    device: u16,
-    first_sector: u64,
+    /// The parts of its device, in order, each with the number of its disk.
+    parts: Vec<(u16, Segment)>,
+}
+
+impl Storage {
+    /// The disk of a page from this sector of the file system's device on, and its first sector
+    /// there. None if the page is in several parts.
+    fn on_disk(&self, sector: u64) -> Option<(u16, u64)> {
+        let after = self.parts.partition_point(|(_, part)| part.start <= sector);
+        let (device, part) = self.parts.get(after.checked_sub(1)?)?;
+        let within = sector - part.start;
+        let is_whole = within.checked_add(PAGE_SECTORS)? <= part.sectors;
+        is_whole.then(|| (*device, part.first_sector + within))
+    }
 }
 
 struct Survey<'a> {
@@ -153,7 +167,8 @@ impl Survey<'_> {
         for effort in efforts {
             self.summary.full_walk = *effort == Effort::Full;
             (self.summary.files, self.summary.cached_pages) = (0, 0);
-            self.left_out.retain(|reason, _| *reason == Reason::FileSystem);
+            let of_storages = [Reason::FileSystem, Reason::Mapping];
+            self.left_out.retain(|reason, _| of_storages.contains(reason));
             for storage in &storages {
                 self.walk(storage, *effort)?;
             }
@@ -166,30 +181,42 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// The file systems to survey, each on a disk that was passed to the sink.
+    /// The file systems to survey, each on disks that were passed to the sink.
     fn storages(&mut self) -> Result<Vec<Storage>, Stop> {
         let mountinfo = fs::read("/proc/self/mountinfo").unwrap_or_default();
         let filesystems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
         let mounts = Mounts::parse(&mountinfo, &filesystems);
+        let resolver = Resolver { sysfs: Path::new("/sys"), table: &mapper::table };
         let mut unsuitable = mounts.unsuitable.len() as u64;
-        let mut without_disk: HashSet<Number> = HashSet::new();
+        let mut without_disk: HashMap<Number, Reason> = HashMap::new();
         let mut storages = Vec::new();
         for mount in mounts.suitable {
-            match Extent::below(Path::new("/sys"), mount.number) {
-                Some(extent) => match self.tell_device(&extent.disk)? {
-                    Some(device) => {
-                        let first_sector = extent.first_sector;
-                        storages.push(Storage { mount, device, first_sector });
-                    }
+            match segments(&mount, &resolver) {
+                Ok(segments) => match self.tell_devices(segments)? {
+                    Some(parts) => storages.push(Storage { mount, parts }),
                     None => unsuitable += 1,
                 },
-                None => {
-                    without_disk.insert(mount.number);
+                Err(reason) => {
+                    without_disk.insert(mount.number, reason);
                 }
             }
         }
-        self.leave(Reason::FileSystem, unsuitable + without_disk.len() as u64);
+        self.leave(Reason::FileSystem, unsuitable);
+        without_disk.into_values().for_each(|reason| self.leave(reason, 1));
         Ok(storages)
+    }
+
+    /// The same segments with their disks' numbers. None if there are too many disks.
+    fn tell_devices(
+        &mut self,
+        segments: Vec<Segment>,
+    ) -> Result<Option<Vec<(u16, Segment)>>, Stop> {
+        let mut parts = Vec::with_capacity(segments.len());
+        for segment in segments {
+            let Some(device) = self.tell_device(&segment.disk)? else { return Ok(None) };
+            parts.push((device, segment));
+        }
+        Ok(Some(parts))
     }
 
     fn tell_device(&mut self, disk: &Device) -> Result<Option<u16>, Stop> {
@@ -211,7 +238,8 @@ impl Survey<'_> {
         let number = storage.mount.number;
         let device = rustix::fs::makedev(number.major, number.minor);
         let tree = match Tree::open(&storage.mount.at) {
-            Ok(tree) if tree.device() == device => tree,
+            // btrfs gives each subvolume a number of its own.
+            Ok(tree) if tree.device() == device || storage.mount.is_btrfs() => tree,
             // Another file system is mounted over it.
             Ok(_) => {
                 self.leave(Reason::FileSystem, 1);
@@ -273,11 +301,11 @@ impl Survey<'_> {
         let devices = storages.iter().map(|storage| storage.mount.number).collect();
         for (nth, path) in deleted::open_somewhere(devices).enumerate() {
             self.breathe_after(nth + 1)?;
-            let Some(path) = path else { continue };
+            let Some((path, number)) = path else { continue };
             let Ok(Some((file, device, inode))) = deleted::open(&path) else { continue };
+            let is_on = rustix::fs::makedev(number.major, number.minor) == device;
             let storage = storages.iter().find(|storage| {
-                let Number { major, minor } = storage.mount.number;
-                rustix::fs::makedev(major, minor) == device
+                storage.mount.number == number && (is_on || storage.mount.is_btrfs())
             });
             let Some(storage) = storage else { continue };
             if seen.insert((device, inode)) {
@@ -338,11 +366,13 @@ impl Survey<'_> {
         }
         let Self { batch, sink, reported, left_out, .. } = self;
         let mut told_by_now = Ok(());
-        let tell = |page, sector| {
-            if told_by_now.is_ok() && reported.insert(page) {
-                let sector = storage.first_sector + sector;
-                told_by_now = sink.run(Run { page, sector, pages: 1, device: storage.device });
+        let mut scattered = 0;
+        let tell = |page, sector| match storage.on_disk(sector) {
+            Some((device, sector)) if told_by_now.is_ok() && reported.insert(page) => {
+                told_by_now = sink.run(Run { page, sector, pages: 1, device });
             }
+            Some(_) => {}
+            None => scattered += 1,
         };
         let leave = |reason| *left_out.entry(reason).or_default() += 1;
         match batch.look(tell, leave) {
@@ -353,6 +383,7 @@ impl Survey<'_> {
             }
             Err(_) => self.leave(Reason::Unreadable, 1),
         }
+        self.leave(Reason::Scattered, scattered);
         told_by_now?;
         self.breathe()
     }
@@ -386,6 +417,17 @@ impl Survey<'_> {
             ..self.summary
         }
     }
+}
+
+/// Where a file system is on its disks, or why it is left out.
+fn segments(mount: &Mount, resolver: &Resolver<'_>) -> Result<Vec<Segment>, Reason> {
+    if !mount.is_btrfs() {
+        return resolver.segments(mount.number);
+    }
+    let tree = Tree::open(&mount.at).map_err(|_| Reason::FileSystem)?;
+    let root = file::directory(tree.root(), b".", Effort::Full).map_err(|_| Reason::FileSystem)?;
+    let parts = btrfs::table(root.as_fd(), resolver.sysfs).ok_or(Reason::Mapping)?;
+    resolver.of_parts(&parts)
 }
 
 /// Pages of files that the kernel reports as cached.

@@ -18,7 +18,7 @@ const ENTRIES_BYTES: usize = 32 << 10;
 /// What the kernel caches for a file that it did not know: an inode and a name.
 pub(crate) const KERNEL_BYTES: u64 = 1536;
 /// Memory for each inode in the set of those with several names.
-const SEEN_BYTES: u64 = 16;
+const SEEN_BYTES: u64 = 24;
 /// The unit of `st_blocks`.
 const BLOCK_BYTES: i64 = 512;
 /// Directories, and names in them, that are looked up between checks of the budget. A name that the
@@ -65,8 +65,8 @@ pub(crate) struct Walk {
     /// A directory with more entries than fit into one read.
     listing: Option<(DirId, OwnedFd)>,
     found: Found,
-    /// Inodes with more than one name.
-    seen: HashSet<u64>,
+    /// Inodes with more than one name, with their devices: btrfs has several.
+    seen: HashSet<(u64, u64)>,
     /// Entries that could not be examined.
     pub(crate) unreadable: u64,
     /// Names looked up.
@@ -187,7 +187,7 @@ impl Walk {
         let stat = file::glimpse(opened.as_fd(), name, self.effort).and_then(|f| file::regular(&f));
         match stat {
             Ok(Some(stat)) => {
-                let is_new = stat.st_nlink < 2 || self.seen.insert(stat.st_ino);
+                let is_new = stat.st_nlink < 2 || self.seen.insert((stat.st_dev, stat.st_ino));
                 // A file may be mostly holes, which have no place on a disk.
                 let on_disk = stat.st_blocks.saturating_mul(BLOCK_BYTES);
                 let size = u64::try_from(stat.st_size.min(on_disk)).unwrap_or(0);

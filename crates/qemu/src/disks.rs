@@ -40,6 +40,7 @@ pub(crate) use images::identity_of;
 pub use images::{Prepared, PreparedImage, moving, prepare, remove_made};
 pub(crate) use list::guest_id;
 pub use list::{Disk, Stays, disks};
+pub(crate) use passed_through::device_path;
 pub use promises::Promises;
 pub use qemu_img::QemuImg;
 pub use verify::{NotShared, Reason, verify};

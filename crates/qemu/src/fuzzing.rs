@@ -100,7 +100,9 @@ pub fn seed_command_lines() -> [&'static str; 2] {
          \"size\":1073741824}\0-blockdev\0{\"driver\":\"file\",\"filename\":\"/a.img\",\
          \"node-name\":\"s\"}\0-blockdev\0{\"node-name\":\"f\",\"driver\":\"raw\",\"file\":\"s\"}\0\
          -device\0{\"driver\":\"virtio-blk-pci\",\"drive\":\"f\",\"id\":\"d\",\"bus\":\"pci.2\",\
-         \"addr\":\"0x0\"}\0-incoming\0defer",
+         \"addr\":\"0x0\"}\0-device\0{\"driver\":\"virtio-scsi-pci\",\"id\":\"s\",\
+         \"bus\":\"pci.3\",\"addr\":\"0x0\"}\0-device\0{\"driver\":\"scsi-hd\",\"bus\":\"s.0\",\
+         \"channel\":0,\"scsi-id\":1,\"lun\":0,\"drive\":\"f\",\"id\":\"e\"}\0-incoming\0defer",
         "qemu-kvm\0-M\0q35,accel=kvm:tcg\0-cpu\0host\0-m\0size=1G,slots=2,maxmem=4G\0-numa\0\
          node,memdev=m,nodeid=0\0-object\0memory-backend-ram,id=m,size=1G\0-drive\0\
          file=a,,b.img,if=virtio,format=raw\0-runas\0nobody\0-mem-prealloc\0disk.img",

@@ -1,7 +1,7 @@
 //! Which of QEMU's disks a guest reports, and how their content can be read
 //! without QEMU, from any host that shares the storage.
 //!
-//! A helper in a guest knows a disk by its serial number, its PCI address and its
+//! A helper in a guest knows a disk by its serial number, its address and its
 //! size ([`cachemap::Device`]); QEMU knows it as a device with a tree of block nodes
 //! below. Only certain matches count ([`matched`]), and only a disk that reads the
 //! same from outside has another [`Reading`] than [`Reading::No`]: pages that are read
@@ -9,6 +9,7 @@
 
 mod graph;
 mod matching;
+mod plugged;
 mod reading;
 
 use std::collections::BTreeMap;
@@ -16,26 +17,25 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::disks::device_path;
 use crate::qmp::{Qmp, QmpError};
 
 pub use matching::{Unmatched, matched};
 pub use reading::{NbdServer, Reading};
 
+pub(crate) use plugged::{Attached, Plugged, Unit};
+
 use graph::Graph;
 
-/// Where QEMU keeps devices: those with an id and those without.
-const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
-/// The child of a device that is its disk.
-pub(crate) const BACKEND: &str = "/virtio-backend";
-
-/// A virtio disk of a VM.
+/// A disk of a VM: of virtio-blk, or of a virtio-scsi controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestDisk {
     /// QEMU's path of the guest's device, the same at both ends of a migration.
     pub device: String,
     /// The serial number that the guest sees; empty if it has none.
     pub serial: String,
-    /// Its PCI address as the guest sees it, such as `0000:00:03.0`; none on
+    /// Its PCI address as the guest sees it, such as `0000:00:03.0`, or its
+    /// controller's with its unit, such as `0000:00:03.0/0:1:0`; none on
     /// another bus, or behind a bridge that the guest hasn't numbered.
     pub address: Option<String>,
     /// The size that the guest sees; 0 if that isn't known.
@@ -69,16 +69,6 @@ pub(crate) struct QemuAnswers {
     pub(crate) devices: Vec<Plugged>,
 }
 
-/// A virtio disk among QEMU's devices.
-#[derive(Clone, Debug)]
-pub(crate) struct Plugged {
-    pub(crate) path: String,
-    pub(crate) serial: String,
-    /// Slot and function.
-    pub(crate) devfn: Option<u64>,
-    pub(crate) bus: String,
-}
-
 /// The virtio disks of a VM that have a medium. Relative paths start at
 /// `cwd`, QEMU's directory.
 ///
@@ -86,7 +76,7 @@ pub(crate) struct Plugged {
 /// If QEMU doesn't answer.
 pub fn disks(qmp: &Qmp, cwd: &Path) -> Result<Vec<GuestDisk>, QmpError> {
     let said = QemuAnswers {
-        devices: plugged(qmp)?,
+        devices: plugged::all(qmp)?,
         drives: qmp.execute("query-block", json!({}))?,
         nodes: qmp.execute("query-named-block-nodes", json!({ "flat": true }))?,
         graph: qmp.execute("x-debug-query-block-graph", json!({}))?,
@@ -103,54 +93,6 @@ fn refused(error: QmpError) -> Result<Value, QmpError> {
     }
 }
 
-fn plugged(qmp: &Qmp) -> Result<Vec<Plugged>, QmpError> {
-    let mut found = Vec::new();
-    for container in DEVICES {
-        let children = qmp.execute("qom-list", json!({ "path": container }))?;
-        for name in children.as_array().into_iter().flatten().filter_map(disk_child) {
-            let path = format!("{container}/{name}");
-            let get = |property: &str| {
-                let arguments = json!({ "path": path, "property": property });
-                qmp.execute("qom-get", arguments).or_else(refused)
-            };
-            let device = json!({ "path": path, "serial": get("serial")?, "addr": get("addr")?,
-                "parent_bus": get("parent_bus")? });
-            found.extend(Plugged::read(&device));
-        }
-    }
-    Ok(found)
-}
-
-fn disk_child(child: &Value) -> Option<&str> {
-    let is_disk = child["type"].as_str()?.starts_with("child<virtio-blk-");
-    child["name"].as_str().filter(|_| is_disk)
-}
-
-impl Plugged {
-    fn read(device: &Value) -> Option<Self> {
-        let text = |name: &str| device[name].as_str().unwrap_or_default().to_owned();
-        Some(Self {
-            path: device["path"].as_str()?.to_owned(),
-            serial: text("serial"),
-            devfn: device["addr"].as_u64(),
-            bus: text("parent_bus"),
-        })
-    }
-
-    /// Its PCI address, with the bus numbers that firmware or guest have given to
-    /// the bridges above it.
-    fn address(&self, buses: &BTreeMap<String, u64>) -> Option<String> {
-        let devfn = self.devfn.filter(|devfn| *devfn < 256)?;
-        let (owner, name) = self.bus.rsplit_once('/')?;
-        let bus = match owner.strip_prefix("/machine/peripheral/") {
-            Some(bridge) => *buses.get(bridge)?,
-            None if matches!(name, "pci.0" | "pcie.0") => 0,
-            None => return None,
-        };
-        Some(format!("0000:{bus:02x}:{:02x}.{:x}", devfn >> 3, devfn & 7))
-    }
-}
-
 impl QemuAnswers {
     pub(crate) fn disks(&self, cwd: &Path) -> Vec<GuestDisk> {
         let graph = Graph::of(&self.nodes, &self.graph);
@@ -160,13 +102,13 @@ impl QemuAnswers {
         }
         let drives = self.drives.as_array().map(Vec::as_slice).unwrap_or_default();
         let disk = |device: &Plugged| {
-            let path = format!("{}{BACKEND}", device.path);
-            let drive = drives.iter().find(|drive| drive["qdev"].as_str() == Some(&path))?;
+            let user = device.user();
+            let drive = drives.iter().find(|drive| device_path(drive).as_ref() == Some(&user))?;
             let root = graph.node(drive["inserted"]["node-name"].as_str()?)?;
             let image = reading::image(&graph, root, cwd);
             Some(GuestDisk {
                 device: device.path.clone(),
-                serial: device.serial.clone(),
+                serial: device.seen_serial(),
                 address: device.address(&buses),
                 bytes: root.bytes,
                 node: root.name.to_owned(),

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use ::qemu::qmp::Qmp;
 use serde_json::json;
 
-pub use carried::Carried;
+pub(crate) use carried::carrying;
+pub use carried::{Carried, CarriedFromDisks};
 pub(crate) use droveway::certify;
 pub use droveway::{Droveway, Options};
 pub use qemu::{Mode, Qemu};

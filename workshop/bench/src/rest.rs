@@ -12,16 +12,16 @@ use lab_guest::orders::Orders;
 use serde::Serialize;
 
 use super::cache::files::Files;
-use super::contender::{Carried, Ground, Mode, certify};
+use super::contender::{Carried, Ground, Mode, carrying, certify};
 use super::contest::{path, save_at};
 use super::goals::Goal;
 use super::image::Image;
 use super::scenario::FOOTPRINT;
 use lab::agent::{Agent, peer_name};
-use lab::error::{FileContext, LabError, Result};
+use lab::error::{LabError, Result};
 use lab::guest::{Guest, GuestSpec};
 use lab::held::Held;
-use lab::hosts::{Host, Hosts, Link, RUN_DIR, Storage};
+use lab::hosts::{Host, Hosts, Link, Storage};
 use lab::program;
 use lab::setup::{self, Kit};
 
@@ -105,15 +105,7 @@ pub fn run(kit: &Kit) -> Result<()> {
 /// Agents that speak TLS, and carry.
 fn start(hosts: &Hosts) -> Result<[Agent; 2]> {
     let tls = certify(hosts)?;
-    let start = |host: &Host| {
-        let file = "agent.toml";
-        let config = host.run_dir.join(file);
-        std::fs::write(&config, format!("[carry]\ndirectory = \"{RUN_DIR}/migrate\"\n"))
-            .at("write", &config)?;
-        let inside = format!("{RUN_DIR}/{file}");
-        let more = [tls[0].as_str(), tls[1].as_str(), "--config", inside.as_str()];
-        Agent::start_with(hosts, host, &[], &more)
-    };
+    let start = |host: &Host| carrying(hosts, host, "", &[tls[0].as_str(), tls[1].as_str()]);
     Ok([start(&hosts.a)?, start(&hosts.b)?])
 }
 
@@ -173,7 +165,7 @@ impl Course<'_> {
         let spec = GuestSpec::new(kind, "512M", orders());
         let (mut vm, guest) = Carried::start(&self.ground, mode, &spec)?;
         for nth in 0..MOVES {
-            vm.migrate(&self.ground, &guest, (nth + 1) % 2)?;
+            vm.migrate(&self.ground, (nth + 1) % 2, |there| guest.expect_on(there))?;
             arrived(kind, &guest)?;
         }
         self.note(kind)

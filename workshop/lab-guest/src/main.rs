@@ -15,6 +15,7 @@ mod helper;
 mod liar;
 mod system;
 mod threads;
+mod volume;
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};

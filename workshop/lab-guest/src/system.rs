@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::volume;
+
 /// The serial port where the lab listens.
 pub(crate) const PORT: &str = "/dev/ttyS1";
 const MODULES: &str = "/modules";
@@ -54,20 +56,28 @@ fn memory_bytes() -> std::io::Result<u64> {
     kib.map(|kib| kib << 10).ok_or_else(|| std::io::Error::other("how much memory there is"))
 }
 
-/// Mounts the file system of each disk, or of its first partition if it has one.
+/// Mounts the file system of each disk, or of its first partition if it has one. A disk on SCSI
+/// without partitions has a volume with a file system.
 pub(crate) fn mount_disks() -> std::io::Result<Vec<PathBuf>> {
     let mut places = Vec::new();
-    for letter in 'a'..='z' {
-        let disk = format!("/dev/vd{letter}");
-        let source = [format!("{disk}1"), disk].into_iter().find(|path| Path::new(path).exists());
-        let Some(source) = source else { break };
-        let at = format!("/disks/{letter}");
+    let disks = |kind: &str| -> Vec<String> {
+        let paths = ('a'..='z').map(|letter| format!("/dev/{kind}{letter}"));
+        paths.take_while(|path| Path::new(path).exists()).collect()
+    };
+    for disk in [disks("vd"), disks("sd")].concat() {
+        let partition = format!("{disk}1");
+        let source = match Path::new(&partition).exists() {
+            true => partition,
+            false if disk.starts_with("/dev/sd") => volume::of(&disk)?,
+            false => disk,
+        };
+        let at = format!("/disks/{}", places.len());
         fs::create_dir_all(&at)?;
         let flags = rustix::mount::MountFlags::empty();
-        let kinds = ["ext4", "xfs"];
+        let kinds = ["ext4", "xfs", "btrfs"];
         let mount = |kind| rustix::mount::mount(&source, &at, kind, flags, None);
         if !kinds.into_iter().any(|kind| mount(kind).is_ok()) {
-            let text = format!("{source} has neither of {kinds:?}");
+            let text = format!("{source} has none of {kinds:?}");
             return Err(std::io::Error::other(text));
         }
         places.push(PathBuf::from(at));

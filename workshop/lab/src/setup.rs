@@ -210,6 +210,26 @@ pub fn helper_initrd(kit: &Kit) -> Result<PathBuf> {
     initramfs::with_helper(&store, &kit.initrd, &modules)
 }
 
+/// The same for guests whose disks are at a SCSI controller.
+///
+/// # Errors
+/// Names what is missing and not available.
+pub fn scsi_initrd(kit: &Kit) -> Result<PathBuf> {
+    let store = store();
+    let modules = download::scsi_modules(&store)?;
+    initramfs::with_modules(&store, &helper_initrd(kit)?, "initrd-scsi", &modules)
+}
+
+/// The same for guests with btrfs.
+///
+/// # Errors
+/// Names what is missing and not available.
+pub fn btrfs_initrd(kit: &Kit) -> Result<PathBuf> {
+    let store = store();
+    let modules = download::btrfs_modules(&store)?;
+    initramfs::with_modules(&store, &helper_initrd(kit)?, "initrd-btrfs", &modules)
+}
+
 /// A QEMU, and its version.
 #[derive(Clone, Debug)]
 pub struct Qemu {

@@ -2,7 +2,8 @@
 //! of them; seen from outside: the guest's RAM in QEMU, and the disks' images.
 
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -27,8 +28,12 @@ pub const MANY_FILES_BYTES: u64 = 2 * FILES_BYTES;
 const EXT4_BYTES: u64 = 128 * MIB;
 /// The smallest disk on which XFS can be made.
 const XFS_BYTES: u64 = 304 * MIB;
+/// Twice the smallest disk on which btrfs can be made.
+const BTRFS_BYTES: u64 = 256 * MIB;
 /// First sector of the first partition on old disks, which isn't aligned to pages.
 const PARTITION_SECTOR: u64 = 63;
+/// Where the volume of a disk starts, behind what LVM would keep there.
+const VOLUME_AT: u64 = MIB;
 const SECTOR: usize = 512;
 const SECTOR_BYTES: u64 = SECTOR as u64;
 /// QEMU usually reports a port at once, but the machine may be busy.
@@ -75,17 +80,39 @@ fn make_xfs(path: &Path) {
     first[446 + 12..446 + 16].copy_from_slice(&numbers[1].to_le_bytes());
     first[510..].copy_from_slice(&[0x55, 0xaa]);
     disk.write_all(&first).unwrap();
-    let mut from = File::open(&whole).unwrap();
+    copy(&File::open(&whole).unwrap(), 0..XFS_BYTES, &disk, PARTITION_SECTOR * SECTOR_BYTES);
+    fs::remove_file(&whole).unwrap();
+}
+
+/// Makes btrfs on a whole disk, as `mkfs.btrfs` does it by default: data once, metadata twice.
+fn make_btrfs(path: &Path) {
+    File::create(path).unwrap().set_len(BTRFS_BYTES).unwrap();
+    run("mkfs.btrfs", &["-q", "-f", &path.display().to_string()]);
+}
+
+/// Makes ext4 in a volume that a guest puts together: the disk's second half comes first.
+fn make_volume(path: &Path) {
+    const HALF: u64 = EXT4_BYTES / 2;
+    let whole = path.with_extension("ext4");
+    make_ext4(&whole);
+    let disk = File::create(path).unwrap();
+    disk.set_len(VOLUME_AT + EXT4_BYTES).unwrap();
+    let from = File::open(&whole).unwrap();
+    copy(&from, 0..HALF, &disk, VOLUME_AT + HALF);
+    copy(&from, HALF..EXT4_BYTES, &disk, VOLUME_AT);
+    fs::remove_file(&whole).unwrap();
+}
+
+/// Copies whole pieces of a file to a place in another one.
+fn copy(from: &File, range: Range<u64>, to: &File, at: u64) {
     let mut piece = vec![0; PIECE];
-    for offset in (0..XFS_BYTES).step_by(PIECE) {
-        from.seek(SeekFrom::Start(offset)).unwrap();
-        from.read_exact(&mut piece).unwrap();
+    for offset in range.clone().step_by(PIECE) {
+        from.read_exact_at(&mut piece, offset).unwrap();
         // Empty pieces stay holes.
         if piece.iter().any(|byte| *byte != 0) {
-            disk.write_all_at(&piece, PARTITION_SECTOR * SECTOR_BYTES + offset).unwrap();
+            to.write_all_at(&piece, at + offset - range.start).unwrap();
         }
     }
-    fs::remove_file(&whole).unwrap();
 }
 
 /// Makes images in this directory, for disks that a guest fills with files.
@@ -182,6 +209,50 @@ fn with_disks(world: &World, name: &str, serials: [&str; 2], reached: Reached) -
         let device = format!("virtio-blk-pci,drive={serial},serial={serial}");
         spec.extra.extend(["-drive", &drive, "-device", &device].map(str::to_owned));
     }
+    spec
+}
+
+/// The same guest with its disks at a virtio-scsi controller: one with a volume, and one with a
+/// partition.
+///
+/// # Panics
+/// If the disks can't be made.
+#[must_use]
+pub fn with_files_on_scsi(world: &World) -> GuestSpec {
+    let name = "web1";
+    let mut spec = with_helper(&world.kit, name);
+    spec.initrd = Some(setup::scsi_initrd(&world.kit).unwrap());
+    spec.extra.extend(own_qmp_argument(name));
+    make_volume(&image(world, SERIALS[0]));
+    make_xfs(&image(world, SERIALS[1]));
+    spec.extra.extend(["-device", "virtio-scsi-pci,id=scsi"].map(str::to_owned));
+    for (target, serial) in SERIALS.into_iter().enumerate() {
+        let path = image(world, serial);
+        let drive = format!("file={},format=raw,if=none,id={serial}", path.display());
+        let device = format!("scsi-hd,bus=scsi.0,scsi-id={target},drive={serial},serial={serial}");
+        spec.extra.extend(["-drive", &drive, "-device", &device].map(str::to_owned));
+    }
+    spec
+}
+
+/// The serial number of the disk of [`with_files_on_btrfs`].
+pub const BTRFS_SERIAL: &str = "files-btrfs";
+
+/// The same guest with one disk, which has btrfs.
+///
+/// # Panics
+/// If the disk can't be made.
+#[must_use]
+pub fn with_files_on_btrfs(world: &World) -> GuestSpec {
+    let name = "web1";
+    let mut spec = with_helper(&world.kit, name);
+    spec.initrd = Some(setup::btrfs_initrd(&world.kit).unwrap());
+    spec.extra.extend(own_qmp_argument(name));
+    let path = image(world, BTRFS_SERIAL);
+    make_btrfs(&path);
+    let drive = format!("file={},format=raw,if=none,id=btrfs", path.display());
+    let device = format!("virtio-blk-pci,drive=btrfs,serial={BTRFS_SERIAL}");
+    spec.extra.extend(["-drive", &drive, "-device", &device].map(str::to_owned));
     spec
 }
 

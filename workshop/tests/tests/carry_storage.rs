@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use api::{Audited, Report};
 use end_to_end::commander::Commander;
-use end_to_end::files::{assert_cached_files, cached_pages, with_files};
+use end_to_end::files::{assert_cached_files, cached_pages, with_files, with_files_on_scsi};
 use end_to_end::{Side, World, own_qmp_argument, until};
+use lab::guest::GuestSpec;
 use lab::hosts::{Link, RUN_DIR};
 use lab::setup;
 use marks::runs;
@@ -18,7 +19,11 @@ const PAGE_BYTES: u64 = 4096;
 /// A guest with files, and with a port for its helper as its owner made it.
 fn commander(carry: &str) -> Commander {
     let world = World::new(Link::one(150));
-    let mut spec = with_files(&world);
+    let spec = with_files(&world);
+    commander_of(world, spec, carry)
+}
+
+fn commander_of(world: World, mut spec: GuestSpec, carry: &str) -> Commander {
     // A commander adds its own.
     let own = own_qmp_argument(NAME);
     spec.extra.retain(|word| !own.contains(word));
@@ -73,6 +78,32 @@ fn what_its_disks_have_is_read_there() {
     let way = commander.way(Side::A, false, 4);
     let report = commander.migrate(Side::A, &way);
     assert_eq!(report.stored_bytes, 0, "{report:#?}");
+    // A wrong page would have stayed wrong.
+    assert_cached_files(&commander.guest);
+}
+
+/// Disks at a controller as libvirt attaches them: without serial numbers, known by their place.
+#[runs(fills)]
+#[test]
+fn what_its_disks_on_scsi_have_is_read_there() {
+    let world = World::new(Link::one(150));
+    let mut spec = with_files_on_scsi(&world);
+    for word in &mut spec.extra {
+        if word.starts_with("virtio-scsi-pci") {
+            *word += ",bus=pcie.0,addr=0x10";
+        }
+        let placed = word.split_once(",serial=");
+        let placed = placed.map(|(disk, serial)| format!("{disk},lun=0,id={serial}-disk"));
+        if let Some(placed) = placed {
+            *word = placed;
+        }
+    }
+    let mut commander = commander_of(world, spec, "share = \"off\"\nstorage = \"on\"");
+    let cached = cached_pages(&commander.guest) * PAGE_BYTES;
+    wait_helper(&commander.world, Side::A);
+    let way = commander.way(Side::A, false, 4);
+    let report = commander.migrate(Side::A, &way);
+    assert_read(&report, cached);
     // A wrong page would have stayed wrong.
     assert_cached_files(&commander.guest);
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use api::{GuestHelper, Phase};
 use cachemap::{Ask, AskFinder, Budget, CacheMap, Device, End, Reason, Reply, Run, Summary};
 use end_to_end::files::{
-    Kept, MANY_FILES_BYTES, SERIALS, ample, asked, cached_pages, compare, image, socket,
-    wait_helper, with_files,
+    Kept, MANY_FILES_BYTES, SERIALS, ample, asked, assert_cached_files, cached_pages, compare,
+    image, socket, wait_helper, with_files, with_files_on_btrfs, with_files_on_scsi,
 };
 use end_to_end::{Side, World, bare, own_qmp_argument};
 use lab::guest::Guest;
@@ -216,6 +216,53 @@ fn comes_from_its_disks() {
     assert!(moved.notes.iter().all(|note| !note.contains("helper")), "{:?}", moved.notes);
     assert_told(&world, Side::A, &complete(&world, Side::A), cached);
     disks_fail(&world, &guest, cached);
+}
+
+/// So do those of disks at a virtio-scsi controller: of a volume in two parts, and of a partition.
+#[runs(fills)]
+#[test]
+fn comes_from_volumes_and_disks_on_scsi() {
+    let world = World::new(Link::one(150));
+    let guest = world.boot(&with_files_on_scsi(&world));
+    let cached = cached_pages(&guest);
+    wait_helper(&world, Side::A, NAME);
+    let map = complete(&world, Side::A);
+    println!("{cached} pages; {}", map.summary());
+    assert_told(&world, Side::A, &map, cached);
+    for device in map.devices() {
+        // The kernel may find them in any order.
+        let target = SERIALS.iter().position(|serial| *serial == device.serial).unwrap();
+        assert!(device.address.ends_with(&format!("/0:{target}:0")), "{device:?}");
+    }
+    let report = world.migrate(&guest, Side::A, &FROM_DISKS);
+    println!("{} bytes from disks: {:?}", report.stored_bytes, report.notes);
+    // How many depends on the speed of the network and the disks.
+    assert!(report.stored_bytes > 0, "{:?}", report.notes);
+    assert!(report.notes.iter().all(|note| !note.contains("is not read")), "{:?}", report.notes);
+    assert_told(&world, Side::B, &complete(&world, Side::B), cached);
+    assert_cached_files(&guest);
+}
+
+/// And those of btrfs, whose addresses are not its disk's.
+#[runs(fills)]
+#[test]
+fn comes_from_btrfs() {
+    let world = World::new(Link::one(150));
+    let guest = world.boot(&with_files_on_btrfs(&world));
+    let cached = cached_pages(&guest);
+    wait_helper(&world, Side::A, NAME);
+    let map = complete(&world, Side::A);
+    println!("{cached} pages; {}", map.summary());
+    assert_true(&world, Side::A, &map);
+    // The smallest files are within the metadata.
+    assert!(map.pages() * 100 >= cached * 90, "{} of {cached}: {}", map.pages(), map.summary());
+    let report = world.migrate(&guest, Side::A, &FROM_DISKS);
+    println!("{} bytes from disks: {:?}", report.stored_bytes, report.notes);
+    // How many depends on the speed of the network and the disks.
+    assert!(report.stored_bytes > 0, "{:?}", report.notes);
+    let checked = guest.check_files().unwrap();
+    let pages = guest.spec.orders.files_bytes / 4096;
+    assert!(checked.pages >= pages && checked.wrong == 0, "{checked:?}");
 }
 
 /// Some of its pages differ on disk, or can't be read there: all arrive as they were.

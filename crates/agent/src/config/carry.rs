@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
-use api::{Audit, Compress, FromStorage, ReadDisks, Share, Sharing, Slowing};
+use api::{Audit, BitRate, Compress, FromStorage, ReadDisks, Share, Sharing, Slowing};
 use engine::CarryRequest;
 use serde::Deserialize;
 
@@ -41,6 +41,7 @@ pub(crate) struct Section {
     share: Share,
     share_domain: Option<String>,
     storage: ReadDisks,
+    storage_limit: Option<String>,
     manager: Manager,
 }
 
@@ -152,6 +153,8 @@ impl Section {
         if let Err(error) = sharing.check() {
             return wrong(format!("share-domain: {error}"));
         }
+        let limit = self.storage_limit.as_deref().map(str::parse::<BitRate>).transpose();
+        let limit = limit.map_err(|error| ConfigError::Carry(format!("storage-limit: {error}")))?;
         let defaults = CarryRequest::default();
         let request = CarryRequest {
             lanes: self.lanes,
@@ -160,7 +163,7 @@ impl Section {
             audit: self.audit,
             slowing: slowing(self.throttle.as_deref(), self.throttle_floor)?,
             sharing,
-            storage: FromStorage { read: self.storage, ..FromStorage::default() },
+            storage: FromStorage { read: self.storage, limit, ..FromStorage::default() },
             ..defaults
         };
         Ok(Carry {
@@ -289,7 +292,9 @@ mod tests {
             (carry.request.sharing.share, carry.request.sharing.domain),
             (Share::Host, Some("red".into()))
         );
-        assert_eq!(carry.request.storage.read, ReadDisks::Auto);
+        assert_eq!(carry.request.storage, FromStorage::default());
+        let carry = section("storage-limit = \"2G\"").unwrap();
+        assert_eq!(carry.request.storage.limit, BitRate::from_bits(2_000_000_000));
         let carry = section("share = \"rack\"\nstorage = \"on\"").unwrap();
         assert_eq!(
             (carry.request.sharing.share, carry.request.storage.read),
@@ -307,6 +312,8 @@ mod tests {
             ("throttle-floor = 0", "throttle-floor"),
             ("throttle-floor = 101", "throttle-floor"),
             ("storage = \"yes\"", "unknown variant"),
+            ("storage-limit = \"fast\"", "storage-limit: `fast` is not a rate"),
+            ("storage-limit = \"0\"", "storage-limit: `0` is not a rate"),
             ("qemu-user = 1001", "a user, or a list of users, in quotes"),
             ("share = \"all\"", "unknown variant"),
             ("manager = \"xen\"", "unknown variant `xen`"),

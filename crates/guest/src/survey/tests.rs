@@ -35,3 +35,29 @@ fn a_filter_of_system_calls_is_named() {
     assert!(matches!(error, SurveyError::Filtered), "{error}");
     assert!(error.to_string().contains("RestrictSUIDSGID=yes"), "{error}");
 }
+
+#[test]
+fn pages_are_on_the_disk_of_their_part() {
+    let mounts = Mounts::parse(b"1 1 253:0 / / rw - ext4 d rw\n", "\text4\n");
+    let part = |device, start, sectors, first_sector| {
+        (device, Segment { start, sectors, disk: Device::default(), first_sector })
+    };
+    let parts = vec![part(0, 0, 100, 2048), part(1, 100, 100, 63), part(0, 500, 16, 0)];
+    let storage = Storage { mount: mounts.suitable[0].clone(), parts };
+    for (sector, expected) in [
+        (0, Some((0, 2048))),
+        (92, Some((0, 2140))),
+        // Half of it is in the next part.
+        (96, None),
+        (100, Some((1, 63))),
+        (192, Some((1, 155))),
+        // In no part.
+        (200, None),
+        (496, None),
+        (508, Some((0, 8))),
+        (509, None),
+        (u64::MAX, None),
+    ] {
+        assert_eq!(storage.on_disk(sector), expected, "{sector}");
+    }
+}

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::words::{Argument, Words};
-use crate::guest_disks::{BACKEND, GuestDisk, Plugged, QemuAnswers};
+use crate::guest_disks::{Attached, GuestDisk, Plugged, QemuAnswers, Unit};
 use qcow2::Header;
 
 /// Roles in which one node is below another.
@@ -265,30 +265,52 @@ fn drive(one: Argument<'_>) -> Option<(String, Value)> {
     is_file.then_some((id, node))
 }
 
-/// The virtio disks, and the node of each.
+/// The disks of virtio devices, and the node of each.
 fn plugged(words: Words<'_>) -> (Vec<Plugged>, Vec<Value>) {
     let (mut devices, mut drives) = (Vec::new(), Vec::new());
     for one in words.all("device") {
         let driver = one.get("driver").unwrap_or_default();
         let (Some(id), Some(drive)) = (one.get("id"), one.get("drive")) else { continue };
-        if !driver.starts_with("virtio-blk") {
+        let (attached, of_pci) = if driver.starts_with("virtio-blk") {
+            (Attached::Blk, one)
+        } else if driver == "scsi-hd"
+            && let Some(controller) = one.get("bus").and_then(|bus| controller(words, &bus))
+        {
+            (Attached::Scsi(unit(one)), controller)
+        } else {
             continue;
-        }
-        let path = format!("/machine/peripheral/{id}");
-        let qdev = format!("{path}{BACKEND}");
-        drives.push(json!({ "qdev": qdev, "inserted": { "node-name": drive } }));
-        let bus = one.get("bus").map(|bus| match bus.as_str() {
+        };
+        let bus = of_pci.get("bus").map(|bus| match bus.as_str() {
             "pci.0" | "pcie.0" => format!("/machine/{bus}"),
             bridge => format!("/machine/peripheral/{bridge}/{bridge}"),
         });
-        devices.push(Plugged {
-            path,
+        let device = Plugged {
+            path: format!("/machine/peripheral/{id}"),
             serial: one.get("serial").unwrap_or_default(),
-            devfn: one.get("addr").as_deref().and_then(devfn),
+            attached,
+            devfn: of_pci.get("addr").as_deref().and_then(devfn),
             bus: bus.unwrap_or_default(),
-        });
+        };
+        drives.push(json!({ "qdev": device.user(), "inserted": { "node-name": drive } }));
+        devices.push(device);
     }
     (devices, drives)
+}
+
+/// The virtio-scsi controller to which a SCSI bus belongs.
+fn controller<'a>(words: Words<'a>, bus: &str) -> Option<Argument<'a>> {
+    let owner = bus.strip_suffix(".0")?;
+    words.all("device").find(|one| {
+        one.get("driver").is_some_and(|driver| driver.starts_with("virtio-scsi"))
+            && one.get("id").as_deref() == Some(owner)
+    })
+}
+
+/// A disk's unit. None if QEMU chooses it.
+fn unit(one: Argument<'_>) -> Option<Unit> {
+    let number = |key: &str| one.get(key)?.parse::<u64>().ok();
+    let channel = if one.get("channel").is_some() { number("channel")? } else { 0 };
+    Some(Unit { channel, target: number("scsi-id")?, lun: number("lun")? })
 }
 
 /// The bridges of the first bus, with the numbers that firmware gives to the buses behind
@@ -382,8 +404,20 @@ mod tests {
         add("-device", "virtio-blk-pci,drive=d,id=virtio-disk4,serial=d".to_owned());
         add("-drive", "file=rbd:pool/a,format=raw,if=none,id=r".to_owned());
         add("-device", "virtio-blk-pci,drive=r,id=virtio-disk5".to_owned());
+        let controller = json!({ "driver": "virtio-scsi-pci", "id": "scsi0", "bus": "pci.3",
+            "addr": "0x0" });
+        add("-device", json(controller));
+        add(
+            "-device",
+            json(json!({ "driver": "scsi-hd", "bus": "scsi0.0", "channel": 0, "scsi-id": 1,
+            "lun": 0, "device_id": "drive-scsi0-0-1-0", "drive": "libvirt-3-format",
+            "id": "scsi0-0-1-0" })),
+        );
+        let long = format!("{}-which-the-guest-does-not-see", "x".repeat(36));
+        add("-device", format!("scsi-hd,bus=scsi0.0,drive=b,id=scsi0-0-2-0,serial={long}"));
         // Not visible to the guest's helper.
-        add("-device", "scsi-hd,drive=b,id=scsi0".to_owned());
+        add("-device", "lsi,id=scsi1,bus=pcie.0,addr=0x7".to_owned());
+        add("-device", "scsi-hd,bus=scsi1.0,scsi-id=0,lun=0,drive=b,id=scsi1-0-0-0".to_owned());
         words
     }
 
@@ -405,6 +439,7 @@ mod tests {
         let open = OpenFiles::of(std::process::id());
         let words = line(dir.path());
         let disks = of(Words(&words), dir.path(), &open);
+        let seen = "x".repeat(36);
         let shown = disks.iter().map(|disk| {
             let device = disk.device.strip_prefix("/machine/peripheral/").unwrap();
             (device, disk.serial.as_str(), disk.address.as_deref(), disk.bytes, disk.direct)
@@ -415,6 +450,8 @@ mod tests {
             ("virtio-disk2", "", Some("0000:00:05.0"), 0, false),
             ("virtio-disk3", "g", None, 0, false),
             ("virtio-disk4", "d", None, 9 << 20, false),
+            ("scsi0-0-1-0", "", Some("0000:03:00.0/0:1:0"), 9 << 20, false),
+            ("scsi0-0-2-0", seen.as_str(), None, 4096, false),
         ];
         assert_eq!(shown.collect::<Vec<_>>(), expected);
         let Reading::ByQemuNbd { image } = &disks[0].reading else { panic!("{disks:#?}") };

@@ -27,7 +27,7 @@ pub(super) fn is_passed_through(qmp: &Qmp, drive: &Value) -> Result<bool, QmpErr
 }
 
 /// Where QEMU has the guest's device.
-fn device_path(drive: &Value) -> Option<String> {
+pub(crate) fn device_path(drive: &Value) -> Option<String> {
     match drive["qdev"].as_str()? {
         "" => None,
         path if path.starts_with('/') => Some(path.to_owned()),

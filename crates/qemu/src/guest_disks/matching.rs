@@ -4,9 +4,6 @@ use cachemap::Device;
 
 use super::GuestDisk;
 
-/// How much of a serial number virtio passes to the guest.
-const SERIAL_BYTES: usize = 20;
-
 /// Why a guest's disk is not certain to be one of QEMU's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unmatched {
@@ -53,7 +50,7 @@ pub fn matched(devices: &[Device], disks: &[GuestDisk]) -> Vec<Result<usize, Unm
 fn one(device: &Device, disks: &[GuestDisk]) -> Result<usize, Unmatched> {
     let serial = device.serial.trim();
     let fits = |disk: &GuestDisk| {
-        let same_serial = seen(&disk.serial) == serial;
+        let same_serial = disk.serial == serial;
         let same_place = disk.address.as_ref() == Some(&device.address);
         same_serial && (!serial.is_empty() || same_place)
     };
@@ -80,12 +77,4 @@ fn sought(device: &Device) -> String {
         "" => format!("the address {} and no serial number", device.address),
         serial => format!("the serial number {serial}"),
     }
-}
-
-/// A serial number as the guest's kernel and the helper show it.
-fn seen(serial: &str) -> String {
-    let cut = serial.as_bytes().get(..SERIAL_BYTES).unwrap_or(serial.as_bytes());
-    let text: String =
-        String::from_utf8_lossy(cut).chars().filter(|letter| matches!(letter, ' '..='~')).collect();
-    text.trim().to_owned()
 }

@@ -85,6 +85,36 @@ fn disks_that_only_their_qemu_can_read() {
     }
 }
 
+/// The disk on SCSI of a recording, which has its controller's address.
+#[test]
+fn disks_of_a_virtio_scsi_controller_have_its_address_and_their_unit() {
+    for mut answers in recorded() {
+        let on_scsi = json!({ "path": "/machine/peripheral-anon/device[3]", "channel": 0,
+            "scsi-id": 2, "lun": 1, "serial": "a-serial-number-of-more-than-20", "addr": 88,
+            "parent_bus": "/machine/q35/pcie.0" });
+        answers["devices"].as_array_mut().unwrap().push(on_scsi.clone());
+        let disks = of_answers(&answers);
+        let found = disk(&disks, "peripheral-anon/device[3]");
+        assert_eq!(found.address.as_deref(), Some("0000:00:0b.0/0:2:1"));
+        assert_eq!(found.serial, "a-serial-number-of-more-than-20");
+        let told = told(&found.serial, "0000:00:0b.0/0:2:1", found.bytes);
+        let elsewhere = Device { address: "0000:00:0b.0/0:2:0".into(), ..told.clone() };
+        let matched = matched(&[told], &disks).remove(0).unwrap();
+        assert_eq!(disks[matched].device, found.device);
+        let why = super::matched(&[elsewhere], &disks).remove(0).unwrap_err();
+        assert!(why.to_string().contains("guest's is at 0000:00:0b.0/0:2:0"), "{why}");
+        // By its id alone, as QEMU shows a device that has one.
+        let drives = answers["query-block"].as_array_mut().unwrap();
+        let drive = drives.iter_mut().find(|drive| drive["device"] == "sd").unwrap();
+        drive["qdev"] = "lun0".into();
+        let device = answers["devices"].as_array_mut().unwrap().last_mut().unwrap();
+        device["path"] = "/machine/peripheral/lun0".into();
+        device["lun"] = Value::Null;
+        let disks = of_answers(&answers);
+        assert_eq!(disk(&disks, "peripheral/lun0").address, None);
+    }
+}
+
 /// A disk of the first recording, with one of its nodes changed.
 fn with_node(name: &str, more: &Value) -> GuestDisk {
     let mut answers: Value = recorded().next().unwrap();

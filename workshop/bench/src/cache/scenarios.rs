@@ -8,7 +8,7 @@ use lab_guest::cache::{Layout, Use};
 use lab_guest::orders::Orders;
 use serde_json::{Value, json};
 
-use crate::contender::{Contender, Droveway, Mode, Qemu};
+use crate::contender::{CarriedFromDisks, Contender, Droveway, Mode, Qemu};
 use crate::scenario::variant;
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
@@ -145,9 +145,12 @@ impl CacheScenario {
     #[must_use]
     pub fn contestants(&self) -> Vec<Contestant> {
         let qemu = [Mode::Precopy, Mode::Multifd, Mode::Zstd].map(Qemu::new).map(Contestant::new);
+        let carried = |name, lines| Contestant::new(CarriedFromDisks::new(name, lines));
         let ends = [
             Contestant::ours("off", &["--storage", "off"]),
             Contestant::ours("adaptive", &["--storage", "auto"]),
+            carried("droveway-carried-off", "storage = \"off\""),
+            carried("droveway-carried-adaptive", "storage = \"on\""),
         ];
         let middle: Vec<_> = if self.watched {
             vec![Contestant { drops: true, ..Contestant::new(Qemu::new(Mode::Precopy)) }]

@@ -7,6 +7,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
+use serde_json::json;
+
 use super::host::{Host, RUN_DIR};
 use super::link::shape;
 use super::{Hosts, counters};
@@ -104,14 +106,18 @@ impl Storage {
         run("qemu-nbd", &[&place[..], &how[..], &whom[..], &what[..]].concat()).map(drop)
     }
 
-    /// QEMU's arguments for the disk, the same on both hosts.
+    /// QEMU's arguments for the disk, the same on both hosts. In JSON, as managers write them: so
+    /// agents read them of VMs that they carry.
     #[must_use]
     pub fn arguments() -> Vec<String> {
-        let server = format!("server.type=inet,server.host={SERVER},server.port={PORT}");
-        let nbd = format!("driver=nbd,node-name={NODE}-nbd,{server},export={EXPORT}");
-        let nbd = format!("{nbd},cache.direct=on,discard=unmap");
-        let raw = format!("driver=raw,node-name={NODE},file={NODE}-nbd,cache.direct=on");
-        let raw = format!("{raw},discard=unmap");
+        let (below, cache) = (format!("{NODE}-nbd"), json!({ "direct": true }));
+        let server =
+            json!({ "type": "inet", "host": SERVER.to_string(), "port": PORT.to_string() });
+        let nbd = json!({ "driver": "nbd", "node-name": below, "server": server,
+            "export": EXPORT, "cache": cache, "discard": "unmap" });
+        let raw = json!({ "driver": "raw", "node-name": NODE, "file": below, "cache": cache,
+            "discard": "unmap" });
+        let [nbd, raw] = [nbd, raw].map(|node| node.to_string());
         let device = format!("virtio-blk-pci,drive={NODE},id={NODE}-disk,serial={NODE}");
         ["-blockdev", &nbd, "-blockdev", &raw, "-device", &device].map(str::to_owned).to_vec()
     }

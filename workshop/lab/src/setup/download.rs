@@ -32,6 +32,12 @@ const NIC_MODULES: [&str; 3] = ["failover", "net_failover", "virtio_net"];
 /// For the helper's port, and for a file system that kernels don't have built in.
 const HELPER_MODULES: [&str; 3] = ["libcrc32c", "xfs", "virtio_console"];
 
+/// For disks at a SCSI controller, and volumes on them.
+const SCSI_MODULES: [&str; 5] = ["scsi_common", "scsi_mod", "sd_mod", "virtio_scsi", "dm_mod"];
+
+/// For btrfs.
+const BTRFS_MODULES: [&str; 4] = ["xor", "raid6_pq", "zstd_compress", "btrfs"];
+
 /// For memory that is plugged while the guest runs.
 const PLUGGED_MEMORY_MODULES: [&str; 1] = ["virtio_mem"];
 
@@ -41,11 +47,15 @@ const SERVER_PACKAGE: &str = "memcached";
 const LIBRARY_PLACES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
 const NIC_MODULES_DIR: &str = "nic-modules";
 const HELPER_MODULES_DIR: &str = "helper-modules";
+const SCSI_MODULES_DIR: &str = "scsi-modules";
+const BTRFS_MODULES_DIR: &str = "btrfs-modules";
 const PLUGGED_MEMORY_MODULES_DIR: &str = "plugged-memory-modules";
 /// All sets of modules besides the usual one, each with its directory.
-const MORE_MODULES: [(&str, &[&str]); 3] = [
+const MORE_MODULES: [(&str, &[&str]); 5] = [
     (NIC_MODULES_DIR, &NIC_MODULES),
     (HELPER_MODULES_DIR, &HELPER_MODULES),
+    (SCSI_MODULES_DIR, &SCSI_MODULES),
+    (BTRFS_MODULES_DIR, &BTRFS_MODULES),
     (PLUGGED_MEMORY_MODULES_DIR, &PLUGGED_MEMORY_MODULES),
 ];
 /// The dynamic linker.
@@ -101,6 +111,18 @@ pub(super) fn nic_modules(store: &Path) -> Result<PathBuf> {
 pub(super) fn helper_modules(store: &Path) -> Result<PathBuf> {
     kernel(store)?;
     Ok(store.join("kernel").join(HELPER_MODULES_DIR))
+}
+
+/// The directory of the modules for disks at a SCSI controller.
+pub(super) fn scsi_modules(store: &Path) -> Result<PathBuf> {
+    kernel(store)?;
+    Ok(store.join("kernel").join(SCSI_MODULES_DIR))
+}
+
+/// The directory of the modules for btrfs.
+pub(super) fn btrfs_modules(store: &Path) -> Result<PathBuf> {
+    kernel(store)?;
+    Ok(store.join("kernel").join(BTRFS_MODULES_DIR))
 }
 
 /// The directory of the modules for memory that is plugged while the guest runs.

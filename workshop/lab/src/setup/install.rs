@@ -6,7 +6,7 @@ use crate::setup::apt::is_ubuntu;
 use crate::setup::say;
 
 /// Programs, each with its Debian package.
-const PROGRAMS: [(&str, &str); 9] = [
+const PROGRAMS: [(&str, &str); 10] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("qemu-img", "qemu-utils"),
     ("ip", "iproute2"),
@@ -14,6 +14,7 @@ const PROGRAMS: [(&str, &str); 9] = [
     ("dpkg-deb", "dpkg"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
+    ("mkfs.btrfs", "btrfs-progs"),
     ("strace", "strace"),
     ("redis-server", "redis-server"),
 ];
