@@ -1,15 +1,16 @@
 //! `field [RELEASE] [PART OF A NAME]...`: moves a Debian as people have it, bookworm unless another
 //! release is named, has its owner and itself do what they do, and prints a table of what came of
 //! it. It keeps results, tries what is missing or has failed, and ends after 40 minutes; the next
-//! run goes on. With parts of names it tries only rows that have one of them, but those in any case.
-//! The environment variable `TOGETHER` sets how many VMs run at a time, and `WAY` how the names of
-//! the columns start that are tried: `WAY=carried`, `WAY="own, classic"`.
+//! run goes on, or starts anew if `droveway` is another build. With parts of names it tries only
+//! rows that have one of them, but those in any case. The environment variable `TOGETHER` sets how
+//! many VMs run at a time, and `WAY` how the names of the columns start that are tried:
+//! `WAY=carried`, `WAY="own, classic"`.
 
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -24,6 +25,8 @@ use lab::{agent, program};
 /// Nothing is started after that, so that all has ended after 40 minutes.
 const START_MAX: Duration = Duration::from_secs(38 * 60);
 const DEPTHS: [u32; 3] = [1, 2, 3];
+/// Digits of a build's checksum in the table.
+const SUM_SHOWN: usize = 12;
 /// Rows after which the VM is checked once: a run that is killed loses the results of so many, and
 /// where the check fails, so many are tried again.
 const UNCHECKED_MAX: usize = 8;
@@ -60,12 +63,11 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
         eprintln!("field: no column, or no row that can be tried here, has such a name");
         return Ok(ExitCode::FAILURE);
     }
-    let version = program::output(Command::new(agent::binary()).arg("--version"))?;
     let kit = lab::setup::ensure()?;
     let qemu = kit.own_qemu().version;
+    let build = build(&agent::binary())?;
     // Results of a guest with less to lose don't count.
-    let key =
-        format!("Debian {} with PostgreSQL in QEMU {qemu}, {}", release.number(), version.trim());
+    let key = format!("Debian {} with PostgreSQL in QEMU {qemu}, {build}", release.number());
     let home = target().join("field").join(release.to_string());
     let results = Results::new(home.join("results"), key);
     let mut work = VecDeque::new();
@@ -281,6 +283,15 @@ fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("a panic").trim().to_owned()
+}
+
+/// A `droveway`'s version and what tells it from others of that version: results of another build
+/// don't count.
+fn build(droveway: &Path) -> Result<String, LabError> {
+    let version = program::output(Command::new(droveway).arg("--version"))?;
+    let sum = program::output(Command::new("sha256sum").arg(droveway))?;
+    let start: String = sum.chars().take(SUM_SHOWN).collect();
+    Ok(format!("{} (build {start})", version.trim()))
 }
 
 /// Cargo's output directory, in which this program is.
