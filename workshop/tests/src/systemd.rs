@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use lab::hosts::Host;
 use lab::program;
 use lab::systemd::{self, Bind, Boot};
 
@@ -28,31 +29,9 @@ impl Systemd {
         files: &[(&str, String)],
         programs: &[(&Path, &str)],
     ) -> Result<Self, &'static str> {
-        if !Path::new(SYSTEMD).is_file() || program::find("busctl").is_none() {
-            return Err("this system has no systemd");
-        }
-        if !Path::new("/lib/systemd/system/dbus.socket").is_file() {
-            return Err("this system has no D-Bus");
-        }
-        if systemd::cgroups().is_none() {
-            return Err("there is no cgroup2 here");
-        }
-        let file = |path: &str, text: &str| (path.to_owned(), text.to_owned());
-        let bare = |unit: &str| file(&format!("etc/systemd/system/{unit}.d/lab.conf"), BARE);
-        let own = [
-            file("etc/systemd/system/lab.target", TARGET),
-            file("etc/fstab", ""),
-            bare("dbus.socket"),
-            bare("dbus.service"),
-        ];
-        let given = files.iter().map(|(path, text)| file(path, text));
-        let files: Vec<_> = own.into_iter().chain(given).collect();
-        let bind = |(here, there): &(&Path, &str)| Bind { here: here.into(), there: there.into() };
-        let binds: Vec<_> = programs.iter().map(bind).collect();
         let mut shell = Command::new("unshare");
         shell.args(["--net", "sh"]);
-        let boot = Boot { root: Path::new("/"), files: &files, binds: &binds, unit: "lab.target" };
-        Ok(Self(systemd::Systemd::boot(shell, &boot).unwrap()))
+        with(files, programs, |boot| Self(systemd::Systemd::boot(shell, boot).unwrap()))
     }
 
     /// Whether a command succeeds there, and its output.
@@ -76,4 +55,47 @@ impl Systemd {
         assert!(success, "{words:?}: {said}");
         said
     }
+}
+
+/// Has a host boot a system of its own, with this machine's files. An error says what this machine
+/// lacks.
+///
+/// # Errors
+/// If something that it needs is missing.
+///
+/// # Panics
+/// If it doesn't start.
+pub fn boot_host(host: &mut Host) -> Result<(), &'static str> {
+    with(&[], &[], |boot| host.boot(boot).unwrap())
+}
+
+/// Boots the least that can start a service, with this machine's files and more.
+fn with<T>(
+    files: &[(&str, String)],
+    programs: &[(&Path, &str)],
+    start: impl FnOnce(&Boot<'_>) -> T,
+) -> Result<T, &'static str> {
+    if !Path::new(SYSTEMD).is_file() || program::find("busctl").is_none() {
+        return Err("this system has no systemd");
+    }
+    if !Path::new("/lib/systemd/system/dbus.socket").is_file() {
+        return Err("this system has no D-Bus");
+    }
+    if systemd::cgroups().is_none() {
+        return Err("there is no cgroup2 here");
+    }
+    let file = |path: &str, text: &str| (path.to_owned(), text.to_owned());
+    let bare = |unit: &str| file(&format!("etc/systemd/system/{unit}.d/lab.conf"), BARE);
+    let own = [
+        file("etc/systemd/system/lab.target", TARGET),
+        file("etc/fstab", ""),
+        bare("dbus.socket"),
+        bare("dbus.service"),
+    ];
+    let given = files.iter().map(|(path, text)| file(path, text));
+    let files: Vec<_> = own.into_iter().chain(given).collect();
+    let bind = |(here, there): &(&Path, &str)| Bind { here: here.into(), there: there.into() };
+    let binds: Vec<_> = programs.iter().map(bind).collect();
+    let root = Path::new("/");
+    Ok(start(&Boot { root, files: &files, binds: &binds, unit: "lab.target" }))
 }
