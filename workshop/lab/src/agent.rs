@@ -225,20 +225,29 @@ impl Agent {
         let copy = b.path(ROOTS_HOME).join("host-b.tar");
         std::fs::copy(&archive, copy).at("copy", archive)?;
         droveway(b, &["init", "--from", "host-b.tar"])?;
-        Ok([Self::start_unit("host-a", a)?, Self::start_unit("host-b", b)?])
+        let start = |name, host| Self::by_unit(name, host, &["enable", "--now"]);
+        Ok([start("host-a", a)?, start("host-b", b)?])
     }
 
-    fn start_unit(name: &str, host: &Host) -> Result<Self> {
+    /// Restarts it by its unit.
+    ///
+    /// # Errors
+    /// If its host has no systemd, or it doesn't come up.
+    pub fn restart(&mut self, host: &Host) -> Result<()> {
+        *self = Self::by_unit(&self.host_name, host, &["restart"])?;
+        Ok(())
+    }
+
+    /// The agent of a host's unit, which these words for `systemctl` start.
+    fn by_unit(name: &str, host: &Host, start: &[&str]) -> Result<Self> {
         let systemd = host.systemd().ok_or_else(|| {
             LabError::Unsupported(format!("{name} has no systemd that could run its agent"))
         })?;
-        program::output(host.command("systemctl").args(["enable", "--now", UNIT])).map_err(
-            |error| {
-                let log = journal(systemd);
-                let text = format!("{error}; its log: {}", String::from_utf8_lossy(&log));
-                LabError::Text { what: "the agent's unit", text }
-            },
-        )?;
+        program::output(host.command("systemctl").args(start).arg(UNIT)).map_err(|error| {
+            let log = journal(systemd);
+            let text = format!("{error}; its log: {}", String::from_utf8_lossy(&log));
+            LabError::Text { what: "the agent's unit", text }
+        })?;
         let mut show = host.command("systemctl");
         let shown = program::output(show.args(["show", "--property=MainPID", "--value", UNIT]))?;
         // 0 if it does not run.
@@ -322,7 +331,9 @@ impl Agent {
     pub fn has_ended(&mut self) -> bool {
         match &mut self.runner {
             Runner::Lab { child, .. } => !matches!(child.try_wait(), Ok(None)),
-            Runner::Unit { systemd, .. } => !systemctl(*systemd, &["is-active", "--quiet"]),
+            Runner::Unit { systemd, .. } => {
+                !systemd::systemctl(*systemd, &["is-active", "--quiet", UNIT])
+            }
         }
     }
 
@@ -334,7 +345,7 @@ impl Agent {
                 let _ = child.wait();
             }
             Runner::Unit { systemd, .. } => {
-                systemctl(*systemd, &["kill", "--signal=KILL"]);
+                let _ = systemd::systemctl(*systemd, &["kill", "--signal=KILL", UNIT]);
             }
         }
     }
@@ -358,12 +369,6 @@ impl Agent {
             Runner::Unit { systemd, .. } => journal(*systemd),
         }
     }
-}
-
-/// Whether something could be done with the unit of an agent.
-fn systemctl(systemd: u32, words: &[&str]) -> bool {
-    let mut command = systemd::command(systemd, Path::new("/"), "systemctl");
-    program::run(command.args(words).arg(UNIT)).is_ok_and(|output| output.status.success())
 }
 
 /// What the unit of an agent has logged.

@@ -216,6 +216,13 @@ pub(crate) fn command(systemd: u32, dir: &Path, program: impl AsRef<OsStr>) -> C
     command
 }
 
+/// Whether `systemctl` succeeds with these words, for the system of this process of systemd's.
+#[must_use]
+pub fn systemctl(systemd: u32, words: &[&str]) -> bool {
+    let mut command = command(systemd, Path::new("/"), "systemctl");
+    program::run(command.args(words)).is_ok_and(|output| output.status.success())
+}
+
 /// Where this machine's cgroup v2 is, without which there is no systemd.
 #[must_use]
 pub fn cgroups() -> Option<&'static Path> {

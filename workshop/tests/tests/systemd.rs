@@ -7,6 +7,7 @@ use std::process::Stdio;
 use end_to_end::{Systemd, boot_host, note, until};
 use lab::agent::binary;
 use lab::hosts::{Hosts, Link};
+use lab::systemd::systemctl;
 use lab::{program, setup};
 use marks::runs;
 
@@ -186,7 +187,7 @@ fn a_host_with_a_system_of_its_own_runs_what_its_owner_starts() {
     assert!(host.path("/run/here").is_file());
     assert_eq!(host.processes().unwrap(), Vec::<u32>::new());
 
-    let mut started = host.service("sleep");
+    let mut started = host.service("owners", "sleep");
     let mut started = started.arg("1000").stdin(Stdio::null()).spawn().unwrap();
     // By its number on that host.
     let name = |pid: u32| program::output(host.command("cat").arg(format!("/proc/{pid}/comm")));
@@ -199,4 +200,7 @@ fn a_host_with_a_system_of_its_own_runs_what_its_owner_starts() {
     started.kill().unwrap();
     started.wait().unwrap();
     assert_eq!(host.processes().unwrap(), pids);
+    let systemd = host.systemd().unwrap();
+    assert!(systemctl(systemd, &["kill", "--signal=KILL", "owners"]));
+    until("it has ended", || host.processes().unwrap().is_empty());
 }

@@ -111,15 +111,16 @@ impl Host {
         command
     }
 
-    /// A command that runs on this host until its program ends, whoever ends the command: systemd
-    /// starts the program, if there is one.
+    /// A command that runs on this host until its program ends. If the host has a systemd, that
+    /// starts the program, in a unit of this name, and whoever ends the command does not end it.
     #[must_use]
-    pub fn service(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    pub fn service(&self, unit: &str, program: impl AsRef<std::ffi::OsStr>) -> Command {
         if self.systemd.is_none() {
             return self.command(program);
         }
         let mut command = self.command("systemd-run");
-        command.args(["--wait", "--collect", "--quiet", OWNERS_SLICE, "--"]).arg(program);
+        command.args(["--wait", "--collect", "--quiet", OWNERS_SLICE, "--unit", unit, "--"]);
+        command.arg(program);
         command
     }
 
