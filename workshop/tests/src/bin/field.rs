@@ -4,8 +4,8 @@
 //! run goes on, or starts anew if `droveway` is another build. With parts of names it tries only
 //! rows that have one of them, but those in any case. The environment variable `TOGETHER` sets how
 //! many VMs run at a time, and `WAY` how the names of the columns start that are tried:
-//! `WAY=carried`, `WAY="own, classic"`. `HOSTS=packages` tries the columns of VMs that agents manage
-//! between hosts that boot a system with the agent's package; they have a table of their own.
+//! `WAY=carried`, `WAY="own, classic"`. `HOSTS=packages` tries the columns of agents between hosts
+//! that boot a system with the agent's package; they have a table of their own.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -62,8 +62,8 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
             && (parts.is_empty() || parts.iter().any(|part| row.name.contains(part)))
     };
     let rows: Vec<&Row> = ROWS.iter().filter(chosen).collect();
-    // Agents of hosts with packages move the VMs that they manage.
-    let columns = WAYS.into_iter().filter(|way| root.is_none() || way.mover == Mover::Own);
+    // QEMU alone needs no package.
+    let columns = WAYS.into_iter().filter(|way| root.is_none() || way.mover != Mover::Qemu);
     let columns: Vec<Way> = columns.collect();
     let start = std::env::var("WAY").unwrap_or_default();
     let is_named = |way: &Way| way.name().starts_with(&start);
