@@ -30,7 +30,7 @@ help:
 	@echo '  make steady         end-to-end tests RUNS=5 times: which are unsteady'
 	@echo '  make fuzz           every parser, FUZZ_SECONDS=600 each'
 	@echo '  make field          a Debian, and what it and its owner do after moves;'
-	@echo '                      RELEASE=trixie WAY=carried ROWS=balloon'
+	@echo '                      RELEASE=trixie WAY=carried ROWS=balloon HOSTS=packages'
 	@echo '  make faults         N=1000 faults in the middle of migrations, by SEED=1'
 	@echo '  make long-life      a VM under load that moves MOVES=200 times, and what agents hold then;'
 	@echo '                      GUEST=debian (as root)'
@@ -186,9 +186,9 @@ faults: setup
 
 # Goes on where the last run has ended; at most 40 minutes.
 .PHONY: field
-field: setup
+field: setup $(if $(HOSTS),packages)
 	$(CARGO) build --bin droveway --bin field
-	@WAY="$(WAY)" $(DEBUG)/field $(RELEASE) $(ROWS)
+	@WAY="$(WAY)" HOSTS="$(HOSTS)" $(DEBUG)/field $(RELEASE) $(ROWS)
 
 .PHONY: long-life
 long-life: setup

@@ -12,9 +12,14 @@ use qemu::programs::USUAL;
 use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::fatal::{self, Kind};
 use crate::hosts::{Host, Hosts, RUN_DIR, RackHost, Racks};
-use crate::{program, setup};
+use crate::{program, setup, systemd};
 
 const PORT: u16 = 7800;
+/// The unit of our package, and where its agent has its API and its state.
+const UNIT: &str = "droveway.service";
+const UNITS_API: &str = "/run/droveway/api.sock";
+const UNITS_STATE: &str = "/var/lib/droveway";
+const ROOTS_HOME: &str = "/root";
 /// The option that names programs which other hosts can have started.
 const PROGRAMS: &str = "--qemu-programs";
 /// The option without which no VM moves whose QEMU loses writes under TCG. The lab moves such VMs
@@ -39,13 +44,23 @@ pub fn binary() -> PathBuf {
         .unwrap_or_else(|| "droveway".into())
 }
 
-/// An agent on a host. Dropping it kills it, and leaves its VMs running.
+/// What runs an agent.
+enum Runner {
+    /// The lab.
+    Lab { child: Child, log: PathBuf },
+    /// The unit of its package, on the host of this systemd, as this machine numbers that; and the
+    /// agent's own process, as the host does.
+    Unit { systemd: u32, pid: u32 },
+}
+
+/// An agent on a host. Dropping it kills it, unless its host's system runs it, and leaves its VMs
+/// running.
 pub struct Agent {
-    child: Child,
+    runner: Runner,
     binary: PathBuf,
     host_name: String,
     api: String,
-    log: PathBuf,
+    state: String,
     /// Whether its commands have [`ACCEPT`], which those of earlier releases have not.
     accepts: bool,
 }
@@ -185,10 +200,63 @@ impl Agent {
             .stderr(log_file)
             .spawn()
             .doing("start an agent")?;
-        let (host_name, api) = (name.to_owned(), inside("api.sock"));
-        let mut agent = Self { child, binary, host_name, api, log, accepts };
+        let (host_name, runner) = (name.to_owned(), Runner::Lab { child, log });
+        let (api, state) = (inside("api.sock"), inside("state"));
+        let mut agent = Self { runner, binary, host_name, api, state, accepts };
         agent.wait_up(host)?;
         Ok(agent)
+    }
+
+    /// Sets up two hosts on which our package is installed, and starts their agents, by the commands
+    /// of docs/operations/install.md.
+    ///
+    /// # Errors
+    /// If one fails.
+    pub fn installed(hosts: &Hosts) -> Result<[Self; 2]> {
+        let home = Path::new(ROOTS_HOME);
+        let droveway = |host: &Host, args: &[&str]| {
+            program::output(host.command_in(home, "droveway").args(args))
+        };
+        let Hosts { a, b, .. } = hosts;
+        let entry = |host: &Host| format!("{}={}", peer_name(hosts, host), host.addresses[0]);
+        droveway(a, &["init", &entry(a), &entry(b)])?;
+        droveway(a, &["init", "--from", "droveway-ca/host-a.tar"])?;
+        let archive = a.path(ROOTS_HOME).join("droveway-ca/host-b.tar");
+        let copy = b.path(ROOTS_HOME).join("host-b.tar");
+        std::fs::copy(&archive, copy).at("copy", archive)?;
+        droveway(b, &["init", "--from", "host-b.tar"])?;
+        let start = |name, host| Self::by_unit(name, host, &["enable", "--now"]);
+        Ok([start("host-a", a)?, start("host-b", b)?])
+    }
+
+    /// Restarts it by its unit.
+    ///
+    /// # Errors
+    /// If its host has no systemd, or it doesn't come up.
+    pub fn restart(&mut self, host: &Host) -> Result<()> {
+        *self = Self::by_unit(&self.host_name, host, &["restart"])?;
+        Ok(())
+    }
+
+    /// The agent of a host's unit, which these words for `systemctl` start.
+    fn by_unit(name: &str, host: &Host, start: &[&str]) -> Result<Self> {
+        let systemd = host.systemd().ok_or_else(|| {
+            LabError::Unsupported(format!("{name} has no systemd that could run its agent"))
+        })?;
+        program::output(host.command("systemctl").args(start).arg(UNIT)).map_err(|error| {
+            let log = journal(systemd);
+            let text = format!("{error}; its log: {}", String::from_utf8_lossy(&log));
+            LabError::Text { what: "the agent's unit", text }
+        })?;
+        let mut show = host.command("systemctl");
+        let shown = program::output(show.args(["show", "--property=MainPID", "--value", UNIT]))?;
+        // 0 if it does not run.
+        let pid = shown.trim().parse::<u32>().ok().filter(|pid| *pid != 0);
+        let pid = pid.ok_or(LabError::Text { what: "the agent's process", text: shown })?;
+        let (binary, host_name) = (PathBuf::from("droveway"), name.to_owned());
+        let (api, state) = (UNITS_API.to_owned(), UNITS_STATE.to_owned());
+        let runner = Runner::Unit { systemd, pid };
+        Ok(Self { runner, binary, host_name, api, state, accepts: false })
     }
 
     fn wait_up(&mut self, host: &Host) -> Result<()> {
@@ -202,8 +270,7 @@ impl Agent {
                     return Ok(());
                 }
             }
-            let ended = self.child.try_wait().doing("wait for the agent")?;
-            if ended.is_some() || Instant::now() > until {
+            if self.has_ended() || Instant::now() > until {
                 return Err(LabError::Silent {
                     what: format!("the agent of {}", self.host_name),
                     waited: UP_MAX,
@@ -239,21 +306,48 @@ impl Agent {
         &self.host_name
     }
 
-    /// Its process ID.
+    /// The path of its API's socket on its host.
+    #[must_use]
+    pub fn api(&self) -> &str {
+        &self.api
+    }
+
+    /// The path of its state on its host.
+    #[must_use]
+    pub fn state(&self) -> &str {
+        &self.state
+    }
+
+    /// Its process ID, as its host numbers it.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        match &self.runner {
+            Runner::Lab { child, .. } => child.id(),
+            Runner::Unit { pid, .. } => *pid,
+        }
     }
 
     /// Whether it has ended by itself.
     pub fn has_ended(&mut self) -> bool {
-        !matches!(self.child.try_wait(), Ok(None))
+        match &mut self.runner {
+            Runner::Lab { child, .. } => !matches!(child.try_wait(), Ok(None)),
+            Runner::Unit { systemd, .. } => {
+                !systemd::systemctl(*systemd, &["is-active", "--quiet", UNIT])
+            }
+        }
     }
 
-    /// Kills it, as a crash would.
+    /// Kills it, as a crash would. Its unit, if it has one, starts it again.
     pub fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        match &mut self.runner {
+            Runner::Lab { child, .. } => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            Runner::Unit { systemd, .. } => {
+                let _ = systemd::systemctl(*systemd, &["kill", "--signal=KILL", UNIT]);
+            }
+        }
     }
 
     /// The end of its log.
@@ -270,8 +364,18 @@ impl Agent {
     }
 
     fn log_bytes(&self) -> Vec<u8> {
-        std::fs::read(&self.log).unwrap_or_default()
+        match &self.runner {
+            Runner::Lab { log, .. } => std::fs::read(log).unwrap_or_default(),
+            Runner::Unit { systemd, .. } => journal(*systemd),
+        }
     }
+}
+
+/// What the unit of an agent has logged.
+fn journal(systemd: u32) -> Vec<u8> {
+    let mut command = systemd::command(systemd, Path::new("/"), "journalctl");
+    command.args(["--quiet", "--no-pager", "--output=cat", "--unit", UNIT]);
+    program::run(&mut command).map(|output| output.stdout).unwrap_or_default()
 }
 
 /// The line about a thread that panicked by itself: tests have some panic by
@@ -282,15 +386,16 @@ fn panicked(log: &str) -> Option<&str> {
 }
 
 impl Drop for Agent {
-    /// Kills it.
+    /// Kills it, unless its host's system runs it.
     ///
     /// # Panics
     /// If a thread of it had panicked.
     fn drop(&mut self) {
-        self.kill();
-        let log = std::fs::read(&self.log).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        match panicked(&log) {
+        // A unit would start it again.
+        if matches!(self.runner, Runner::Lab { .. }) {
+            self.kill();
+        }
+        match panicked(&self.whole_log()) {
             Some(line) if std::thread::panicking() => {
                 eprintln!("\n{}", fatal::line(Kind::Panic, line));
             }

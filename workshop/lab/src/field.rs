@@ -138,7 +138,9 @@ pub struct Disks {
 }
 
 impl Disks {
-    fn within(dir: &Path) -> Self {
+    /// Their paths in a directory.
+    #[must_use]
+    pub fn within(dir: &Path) -> Self {
         let path = |name: &str| dir.join(format!("files-{name}"));
         Self {
             root: path("root"),

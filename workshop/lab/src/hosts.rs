@@ -1,8 +1,9 @@
 //! Hosts as network namespaces, joined by shaped links.
 //!
 //! A host has a network of its own and a private `/run/droveway-lab`, so that two hosts can use the
-//! same socket paths; all other files are shared, as on shared storage. Each name contains the ID
-//! of the process that made it: [`clean`] removes what ended processes have left.
+//! same socket paths; all other files are shared, as on shared storage, unless hosts boot systems of
+//! their own. Each name contains the ID of the process that made it: [`clean`] removes what ended
+//! processes have left.
 
 mod counters;
 mod host;
@@ -11,6 +12,7 @@ mod outside;
 mod racks;
 mod stale;
 mod storage;
+mod system;
 
 pub use counters::Traffic;
 pub use host::{Host, RUN_DIR};

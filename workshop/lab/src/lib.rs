@@ -12,4 +12,5 @@ pub mod hosts;
 pub mod libvirt;
 pub mod program;
 pub mod setup;
+pub mod systemd;
 pub mod unprivileged;

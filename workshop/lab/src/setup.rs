@@ -6,6 +6,7 @@ mod apt;
 mod bare;
 mod download;
 mod field;
+mod host_root;
 mod initramfs;
 mod install;
 mod libvirt;
@@ -22,6 +23,7 @@ use std::{env, fmt, thread};
 pub use accelerator::Accelerator;
 pub(crate) use field::OVMF;
 pub use field::{Image, Kernel, Release};
+pub use host_root::HOSTS_QEMU;
 pub use libvirt::Libvirt;
 pub(crate) use libvirt::MODULES as QEMU_MODULES;
 pub use nft::Nft;
@@ -363,6 +365,14 @@ pub fn field_image(release: Release) -> Result<Image> {
 /// If it isn't available.
 pub fn apps_image() -> Result<Image> {
     field::apps()
+}
+
+/// A root for hosts with this package of ours. It takes some minutes to make.
+///
+/// # Errors
+/// If it isn't available.
+pub fn host_root(kit: &Kit, package: &Path) -> Result<PathBuf> {
+    host_root::root(kit, package)
 }
 
 /// Installs what the field lab's guests with UEFI and a TPM need.

@@ -12,6 +12,7 @@ use lab::fatal::{Kind, fatal};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::RUN_DIR;
 use lab::libvirt::WAITS_AT;
+use lab::systemd::systemctl;
 use qemu::qmp::{Event, Qmp};
 use serde_json::{Value, json};
 
@@ -56,6 +57,8 @@ pub struct Way {
 /// A QEMU that only the commander controls.
 pub struct Commanded {
     child: Child,
+    /// The systemd of its host, and the unit by which that runs it.
+    service: Option<(u32, String)>,
     /// Its monitor.
     pub qmp: Arc<Qmp>,
     events: Receiver<Event>,
@@ -70,7 +73,10 @@ impl Drop for Commanded {
 impl Commanded {
     /// Kills it, as libvirt does.
     pub fn end(&mut self) {
-        let _ = self.child.kill();
+        let _ = match &self.service {
+            Some((systemd, unit)) => systemctl(*systemd, &["kill", "--signal=KILL", unit]),
+            None => self.child.kill().is_ok(),
+        };
         let _ = self.child.wait();
     }
 
@@ -131,6 +137,9 @@ pub fn carrying(world: &mut World) {
 
 /// The same, with more lines in their files: at the top, and under `[carry]`.
 fn carrying_with(world: &mut World, top: &str, carry: &str) {
+    if world.hosts.a.systemd().is_some() {
+        return world.add_to_files(&format!("{top}\n[carry]\n{carry}\n"));
+    }
     configure(world, top, carry);
     world.tell_agents_also(&["--config", &format!("{RUN_DIR}/agent.toml")]);
 }
@@ -165,6 +174,8 @@ pub struct Commander {
     pub uuid: &'static str,
     /// The QEMU at each host.
     pub qemus: [Option<Commanded>; 2],
+    /// How many QEMUs were started.
+    started: usize,
 }
 
 impl Commander {
@@ -228,7 +239,7 @@ impl Commander {
     fn listening(world: World, spec: GuestSpec, program: &std::path::Path) -> Self {
         let guest = Guest::listen(spec.clone(), world.host(Side::A)).unwrap();
         let (program, qemus) = (program.to_owned(), [None, None]);
-        Self { world, spec, guest, program, uuid: UUID, qemus }
+        Self { world, spec, guest, program, uuid: UUID, qemus, started: 0 }
     }
 
     /// Starts its QEMU on a host, with these arguments besides the usual ones.
@@ -238,14 +249,18 @@ impl Commander {
     pub fn start(&mut self, side: Side, more: &[&str]) {
         let host = self.world.host(side);
         let argv = self.spec.argv(&self.world.kit, &self.program);
-        let mut command = host.command(&argv[0]);
+        // systemd knows a unit that has ended for a moment longer.
+        let unit = format!("{}-{}", self.spec.name, self.started);
+        self.started += 1;
+        let mut command = host.service(&unit, &argv[0]);
         command.args(&argv[1..]).args(own_qmp_argument(&self.spec.name)).args(["-uuid", self.uuid]);
         let log = std::fs::File::create(host.run_dir.join("qemu.log")).unwrap();
         let child = command.args(more).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = child.spawn().unwrap();
         let qmp = self.world.own_qmp(side, &self.spec.name);
         let events = qmp.events();
-        self.qemus[side as usize] = Some(Commanded { child, qmp, events });
+        let service = host.systemd().map(|systemd| (systemd, unit));
+        self.qemus[side as usize] = Some(Commanded { child, service, qmp, events });
     }
 
     /// A migration by a loopback port, or by unix sockets.

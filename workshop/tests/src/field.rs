@@ -7,12 +7,13 @@ mod rows;
 
 use std::cell;
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lab::error::{FileContext, LabError};
-use lab::field::{self, Lan, Machine, Snapshot, Tpm};
+use lab::field::{self, Disks, Lan, Machine, Snapshot, Tpm};
 use lab::guest::Guest;
 use lab::hosts::{Host, Link};
 use lab::setup::{self, Release};
@@ -27,6 +28,8 @@ pub use rows::{Act, ROWS, Row, named};
 
 /// Its VM's name.
 const NAME: &str = "web1";
+/// Between the hosts.
+const LINK: Link = Link { nics: 1, mbit_per_s: Some(1000) };
 /// Where QEMU's own migration listens: no agent carries from there.
 const PORT: u16 = 4444;
 /// Longest time until a change shows in a guest, whose services may be starting.
@@ -134,15 +137,20 @@ pub enum Moved {
 }
 
 impl Moved {
-    /// Moves a VM so many times: a snapshot's, or else a domain.
+    /// Moves a VM so many times: a snapshot's, between hosts with this root if there is one, or else
+    /// a domain.
     ///
     /// # Panics
     /// If it doesn't arrive well.
     #[must_use]
-    pub fn new(snapshot: Option<&Snapshot>, way: Way, moves: u32) -> Self {
-        match snapshot {
-            Some(snapshot) => Self::Debian(Box::new(Field::moved(snapshot, way, moves))),
-            None => Self::Domain(Box::new(CarriedDomain::moved(way.stream, moves))),
+    pub fn new(snapshot: Option<&Snapshot>, root: Option<&Path>, way: Way, moves: u32) -> Self {
+        match (snapshot, root) {
+            (Some(snapshot), None) => Self::Debian(Box::new(Field::moved(snapshot, way, moves))),
+            (Some(snapshot), Some(root)) => {
+                let world = World::installed(LINK, root);
+                Self::Debian(Box::new(Field::between(world, snapshot, way, moves)))
+            }
+            (None, _) => Self::Domain(Box::new(CarriedDomain::moved(way.stream, moves))),
         }
     }
 
@@ -222,15 +230,23 @@ impl Field {
     /// If it doesn't arrive well.
     #[must_use]
     pub fn moved(snapshot: &Snapshot, way: Way, moves: u32) -> Self {
-        let mut world = World::new(Link::one(1000));
+        Self::between(World::new(LINK), snapshot, way, moves)
+    }
+
+    /// The same between these hosts.
+    ///
+    /// # Panics
+    /// If it doesn't arrive well.
+    #[must_use]
+    pub fn between(mut world: World, snapshot: &Snapshot, way: Way, moves: u32) -> Self {
         let lan = Lan::join(&world.hosts).unwrap();
-        let disks = snapshot.disks(&world.hosts.a.run_dir).unwrap();
-        let spec = snapshot.spec(NAME, &disks);
-        let (program, incoming) = (snapshot.qemu.program.as_path(), snapshot.incoming());
+        snapshot.disks(&world.hosts.a.run_dir).unwrap();
+        let spec = snapshot.spec(NAME, &Disks::within(&world.hosts.shared()));
+        let (qemu, incoming) = (world.kit.own_qemu(), snapshot.incoming());
         let tpms = [snapshot.tpm(&world.hosts.a, NAME).unwrap(), None];
         let managed = if way.mover == Mover::Own {
             // An adopted QEMU's command line names the program that the kit's wrapper has started.
-            if let Some(variable) = snapshot.qemu.environment() {
+            if let Some(variable) = qemu.environment() {
                 world.start_agents_by(&["env", &variable]);
                 for side in [Side::A, Side::B] {
                     world.kill_agent(side);
@@ -238,13 +254,13 @@ impl Field {
                 }
             }
             let more = ["-incoming", incoming.as_str()];
-            let first = world.start_unmanaged(Side::A, &spec, program, &more);
+            let first = world.start_unmanaged(Side::A, &spec, &qemu.program, &more);
             resume(&field::monitor(&world.hosts.a, NAME).unwrap());
             let guest = Guest::listen(spec, &world.hosts.a).unwrap();
             world.attach(NAME);
             Managed::Agents { world: Box::new(world), guest: Box::new(guest), first }
         } else {
-            let commander = Commander::resumed(world, spec, program, &incoming);
+            let commander = Commander::resumed(world, spec, &qemu.program, &incoming);
             Managed::Commander(Box::new(commander))
         };
         let snapshot = snapshot.clone();
@@ -351,6 +367,12 @@ impl Field {
 
     fn host(&self) -> &Host {
         self.world().host(self.side)
+    }
+
+    /// A file that both hosts see: its path here, and theirs.
+    fn shared(&self, name: &str) -> (PathBuf, String) {
+        let hosts = &self.world().hosts;
+        (hosts.a.run_dir.join(name), hosts.shared().join(name).display().to_string())
     }
 
     /// The QMP connection of its owner.

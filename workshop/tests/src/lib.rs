@@ -31,7 +31,7 @@ use std::io::Write;
 pub use goal::{assert_fits_goal, fits_goal_bytes};
 pub use moving::{Ended, Frozen, Moving, kill, terminate};
 pub use racks::RackWorld;
-pub use systemd::Systemd;
+pub use systemd::{Systemd, boot_host};
 pub use terminal::Terminal;
 pub use world::{
     Side, World, assert_intact, assert_no_page_is_wrong, bare, guest, own_qmp_argument, twin, until,

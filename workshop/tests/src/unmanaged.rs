@@ -22,7 +22,7 @@ impl World {
         more: &[&str],
     ) -> Child {
         let argv = spec.argv(&self.kit, qemu);
-        let mut command = self.host(side).command(&argv[0]);
+        let mut command = self.host(side).service(&spec.name, &argv[0]);
         command.args(&argv[1..]).args(own_qmp_argument(&spec.name)).args(more);
         command.stdin(Stdio::null()).spawn().unwrap()
     }

@@ -6,7 +6,7 @@ mod moves;
 
 use std::fs;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::{Duration, Instant};
 
@@ -251,6 +251,22 @@ impl World {
         (world, certificates)
     }
 
+    /// Makes hosts with this root, which boot their own systems, and whose agents are those of the
+    /// package.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn installed(link: Link, root: &Path) -> Self {
+        let kit = setup::ensure().unwrap();
+        let qemu = PathBuf::from(setup::HOSTS_QEMU);
+        let kit = Kit { qemu_system: qemu.clone(), qemu, ..kit };
+        let mut hosts = Hosts::new(link).unwrap();
+        hosts.boot(root).unwrap();
+        let agents = Agent::installed(&hosts).unwrap();
+        Self { agents, usual: Vec::new(), by: Vec::new(), hosts, kit }
+    }
+
     /// Boots a guest on A with the lab's QEMU.
     #[must_use]
     pub fn boot(&self, spec: &GuestSpec) -> Guest {
@@ -343,7 +359,7 @@ impl World {
     /// What a path of an agent's API has. For states that are polled: each command is a process.
     pub(crate) fn get<T: DeserializeOwned>(&self, side: Side, path: &str) -> T {
         let log = || self.agent(side).log_text();
-        let stream = UnixStream::connect(self.host(side).inside("api.sock"));
+        let stream = UnixStream::connect(self.host(side).path(self.agent(side).api()));
         let stream = stream.unwrap_or_else(|error| panic!("{path}: {error}\n{}", log()));
         stream.set_read_timeout(Some(SETTLE_MAX)).unwrap();
         let (status, body) = ask(&stream, "GET", path, "", "");

@@ -1,10 +1,14 @@
 //! An agent that systemd runs, with the packages' unit: actions on the unit don't concern its VMs.
+//! Hosts of the lab that boot a systemd.
 
 use std::fs;
+use std::process::Stdio;
 
-use end_to_end::{Systemd, note, until};
+use end_to_end::{Systemd, boot_host, note, until};
 use lab::agent::binary;
-use lab::setup;
+use lab::hosts::{Hosts, Link};
+use lab::systemd::systemctl;
+use lab::{program, setup};
 use marks::runs;
 
 const PEERS: &str = "[[host]]\nname = \"host-a\"\naddress = \"127.0.0.1:7800\"\n";
@@ -170,4 +174,33 @@ fn the_helpers_unit_lets_it_find_files() {
     restrict(&systemd, "droveway-guest");
     let (done, told) = survey();
     assert!(!done && told.contains("the system refuses openat2"), "{told}");
+}
+
+#[test]
+fn a_host_with_a_system_of_its_own_runs_what_its_owner_starts() {
+    let mut hosts = Hosts::new(Link::unshaped()).unwrap();
+    if let Err(why) = boot_host(&mut hosts.a) {
+        return note(&format!("no host has booted a system of its own: {why}"));
+    }
+    let host = &hosts.a;
+    program::output(host.command("touch").arg("/run/here")).unwrap();
+    assert!(host.path("/run/here").is_file());
+    assert_eq!(host.processes().unwrap(), Vec::<u32>::new());
+
+    let mut started = host.service("owners", "sleep");
+    let mut started = started.arg("1000").stdin(Stdio::null()).spawn().unwrap();
+    // By its number on that host.
+    let name = |pid: u32| program::output(host.command("cat").arg(format!("/proc/{pid}/comm")));
+    let is_sleep = |pid: &u32| name(*pid).is_ok_and(|name| name.trim() == "sleep");
+    let mut pids = Vec::new();
+    until("it runs", || {
+        pids = host.processes().unwrap();
+        !pids.is_empty() && pids.iter().all(is_sleep)
+    });
+    started.kill().unwrap();
+    started.wait().unwrap();
+    assert_eq!(host.processes().unwrap(), pids);
+    let systemd = host.systemd().unwrap();
+    assert!(systemctl(systemd, &["kill", "--signal=KILL", "owners"]));
+    until("it has ended", || host.processes().unwrap().is_empty());
 }

@@ -14,6 +14,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use super::counters::{self, Traffic};
 use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::program;
+use crate::systemd::{Boot, Systemd};
 
 /// A directory that is private to each host.
 pub const RUN_DIR: &str = "/run/droveway-lab";
@@ -21,10 +22,13 @@ pub const RUN_DIR: &str = "/run/droveway-lab";
 /// Environment variable with the congestion control for hosts.
 const CONGESTION_VARIABLE: &str = "LAB_CONGESTION";
 
+/// `systemd-run`'s option by which programs of VMs' owners are not among those of the system.
+const OWNERS_SLICE: &str = "--slice=owners";
+
 /// Longest time until a killed process is gone.
 const GONE_MAX: Duration = Duration::from_secs(10);
 
-/// A network namespace and a private [`RUN_DIR`].
+/// A network namespace and a private [`RUN_DIR`]; with a system of its own, once that has booted.
 #[derive(Debug)]
 pub struct Host {
     /// The namespace's name.
@@ -39,6 +43,8 @@ pub struct Host {
     pub(super) shaped: bool,
     /// Holds the mount namespace; ends when the lab does.
     keeper: Child,
+    /// What commands see, if it was booted.
+    systemd: Option<Systemd>,
     _dir: tempfile::TempDir,
 }
 
@@ -60,10 +66,27 @@ impl Host {
             congestion_control,
             shaped,
             keeper,
+            systemd: None,
             _dir: dir,
         };
         host.ip(&["link", "set", "lo", "up"])?;
         Ok(host)
+    }
+
+    /// Boots systemd on it, in its network. From then on, commands run there.
+    ///
+    /// # Errors
+    /// If it doesn't come up.
+    pub fn boot(&mut self, boot: &Boot<'_>) -> Result<()> {
+        let booted = Systemd::boot(self.command("sh"), boot)?;
+        self.systemd = Some(booted);
+        Ok(())
+    }
+
+    /// Its systemd's process, as this machine numbers it; none if it has none.
+    #[must_use]
+    pub fn systemd(&self) -> Option<u32> {
+        self.systemd.as_ref().map(Systemd::pid)
     }
 
     /// A command that runs on this host, in the directory `/`.
@@ -75,6 +98,9 @@ impl Host {
     /// A command that runs on this host, in a directory.
     #[must_use]
     pub fn command_in(&self, dir: &Path, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        if let Some(systemd) = &self.systemd {
+            return systemd.command(dir, program);
+        }
         let mut command = program::command("nsenter");
         command
             .arg(format!("--target={}", self.keeper.id()))
@@ -82,6 +108,19 @@ impl Host {
             .arg(format!("--wdns={}", dir.display()))
             .arg("--")
             .arg(program);
+        command
+    }
+
+    /// A command that runs on this host until its program ends. If the host has a systemd, that
+    /// starts the program, in a unit of this name, and whoever ends the command does not end it.
+    #[must_use]
+    pub fn service(&self, unit: &str, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        if self.systemd.is_none() {
+            return self.command(program);
+        }
+        let mut command = self.command("systemd-run");
+        command.args(["--wait", "--collect", "--quiet", OWNERS_SLICE, "--unit", unit, "--"]);
+        command.arg(program);
         command
     }
 
@@ -94,7 +133,8 @@ impl Host {
     /// A path of this host, including what is mounted there, as seen from outside.
     #[must_use]
     pub fn path(&self, path: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/root", self.keeper.id())).join(path.trim_start_matches('/'))
+        let within = self.systemd().unwrap_or(self.keeper.id());
+        PathBuf::from(format!("/proc/{within}/root")).join(path.trim_start_matches('/'))
     }
 
     /// Calls `run` on a thread in this host's network, where its sockets and threads stay.
@@ -139,11 +179,15 @@ impl Host {
         counters::sent_by(self, nic)
     }
 
-    /// The processes that run on this host.
+    /// The processes that run on this host, but not those of its system; as they are numbered
+    /// there.
     ///
     /// # Errors
     /// If `ip` fails.
     pub fn processes(&self) -> Result<Vec<u32>> {
+        if let Some(systemd) = &self.systemd {
+            return Ok(systemd.processes());
+        }
         let keeper = self.keeper.id();
         Ok(processes(&self.name)?.into_iter().filter(|pid| *pid != keeper).collect())
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::PREFIX;
 use super::host::remove;
 use crate::error::Result;
-use crate::program;
+use crate::{program, systemd};
 
 /// Removes the hosts of labs whose process has ended, with all processes on them.
 ///
@@ -28,6 +28,7 @@ fn remove_where(made_by: impl Fn(&str) -> bool) -> Result<()> {
             return Err(error);
         }
     }
+    systemd::remove_stale(|name| maker(name).is_some_and(&made_by));
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return Ok(()) };
     for entry in entries.flatten() {
         let name = entry.file_name();

@@ -64,9 +64,9 @@ impl Apt {
         );
         if let Sources::Suites(suites) = sources {
             let mirror = debian_mirror()?;
-            let line = |suite| format!("deb [signed-by={KEYRING}] {mirror} {suite} {COMPONENT}\n");
+            let lines = suites.iter().map(|suite| source(&mirror, suite) + "\n");
             let list = home.join("sources.list");
-            fs::write(&list, suites.iter().map(line).collect::<String>()).at("write", &list)?;
+            fs::write(&list, lines.collect::<String>()).at("write", &list)?;
             text += &format!(
                 "Dir::Etc::SourceList \"{at}/sources.list\";\nDir::Etc::SourceParts \"-\";\n"
             );
@@ -142,6 +142,11 @@ impl Apt {
         program::output(&mut download)?;
         unpack_all(&archives.0, into)
     }
+}
+
+/// Apt's line for a suite of Debian.
+pub(super) fn source(mirror: &str, suite: &str) -> String {
+    format!("deb [signed-by={KEYRING}] {mirror} {suite} {COMPONENT}")
 }
 
 /// Unpacks all packages in a directory.

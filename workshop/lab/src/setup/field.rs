@@ -16,7 +16,7 @@ use crate::error::{FileContext, LabError, Result};
 use crate::program;
 
 /// Programs of the field lab, each with its Debian package.
-const PROGRAMS: [(&str, &str); 3] =
+pub(super) const PROGRAMS: [(&str, &str); 3] =
     [("mmdebstrap", "mmdebstrap"), ("mke2fs", "e2fsprogs"), ("dnsmasq", "dnsmasq-base")];
 
 /// UEFI's code, and an empty variable store.
@@ -256,11 +256,7 @@ fn image_with(release: Release, more: &More) -> Result<Image> {
     if fs::read(image.home.join("recipe")).is_ok_and(|old| old == recipe) {
         return Ok(image);
     }
-    if !is_root_of_all() {
-        let text = "files of all of Debian's users need root, not a user namespace: run it as \
-                    root or with sudo";
-        return Err(LabError::Unsupported(text.to_owned()));
-    }
+    require_root_of_all()?;
     install::missing(&PROGRAMS)?;
     let root = root(&store, release, more)?;
     write(&root, "usr/local/sbin/lab-guest", &check, 0o755)?;
@@ -284,10 +280,15 @@ pub(super) fn firmware() -> Result<()> {
     install::missing(&FIRMWARE)
 }
 
-/// Whether this is root outside of user namespaces.
-fn is_root_of_all() -> bool {
+/// Only root outside of user namespaces can make all of Debian's files.
+pub(super) fn require_root_of_all() -> Result<()> {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    program::root() && map.split_whitespace().eq(["0", "0", "4294967295"])
+    if program::root() && map.split_whitespace().eq(["0", "0", "4294967295"]) {
+        return Ok(());
+    }
+    let text = "files of all of Debian's users need root, not a user namespace: run it as root or \
+                with sudo";
+    Err(LabError::Unsupported(text.to_owned()))
 }
 
 fn kernel(home: &Path, name: &str) -> Kernel {
@@ -297,24 +298,34 @@ fn kernel(home: &Path, name: &str) -> Kernel {
     }
 }
 
-/// A root of the release, which is kept, since it takes minutes to make.
+/// A root of a guest's release.
 fn root(store: &Path, release: Release, more: &More) -> Result<PathBuf> {
     let name = format!("{release}{}-root", more.suffix);
-    let root = store.join(&name);
-    let made_by = store.join(format!("{name}.recipe"));
     let [packages, before] = more.packages();
-    let recipe = format!("{packages}\n{before}\n");
+    let hook = format!("--essential-hook={before}");
+    kept_root(store, &name, &release.to_string(), &[format!("--include={packages}"), hook])
+}
+
+/// A root of a release, by these words for mmdebstrap, which is kept, since it takes minutes to make.
+pub(super) fn kept_root(
+    store: &Path,
+    name: &str,
+    release: &str,
+    words: &[String],
+) -> Result<PathBuf> {
+    let root = store.join(name);
+    let made_by = store.join(format!("{name}.recipe"));
+    let recipe = words.join("\n");
     if fs::read_to_string(&made_by).is_ok_and(|old| old == recipe) {
         return Ok(root);
     }
-    say(&format!("making a root of Debian {release} for guests (some minutes, once)"));
+    say(&format!("making {name}, a root of Debian {release} (some minutes, once)"));
     if root.is_dir() {
         fs::remove_dir_all(&root).at("remove", &root)?;
     }
     let mut make = program::command("mmdebstrap");
-    make.args(["--mode=root", "--variant=minbase", &format!("--include={packages}")]);
-    make.arg(format!("--essential-hook={before}"));
-    make.arg(release.to_string()).arg(&root).arg(debian_mirror()?);
+    make.args(["--mode=root", "--variant=minbase"]);
+    make.arg(release).arg(&root).arg(debian_mirror()?).args(words);
     // Without a locale that the root has, PostgreSQL's package makes no database.
     program::output(make.env("LC_ALL", "C.UTF-8"))?;
     fs::write(&made_by, recipe).at("write", &made_by)?;
@@ -332,11 +343,17 @@ fn install_helper(store: &Path, root: &Path) -> Result<()> {
     // Flags of the build that runs this would replace the script's.
     build.env_remove("CARGO_ENCODED_RUSTFLAGS");
     program::output(&mut build)?;
+    install_package(root, HELPER_PACKAGE)
+}
+
+/// Installs a package that is in a root, at this path from there, and removes its file.
+pub(super) fn install_package(root: &Path, package: &str) -> Result<()> {
     let mut install = program::command("chroot");
-    install.arg(root).args(["dpkg", "--install"]).arg(Path::new("/").join(HELPER_PACKAGE));
+    install.arg(root).args(["dpkg", "--install"]).arg(Path::new("/").join(package));
     install.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("DEBIAN_FRONTEND", "noninteractive");
     program::output(&mut install)?;
-    fs::remove_file(&package).at("remove", &package)
+    let file = root.join(package);
+    fs::remove_file(&file).at("remove", &file)
 }
 
 fn furnish(root: &Path, more: &More) -> Result<()> {
@@ -346,6 +363,11 @@ fn furnish(root: &Path, more: &More) -> Result<()> {
     let mut enable = program::command("chroot");
     enable.arg(root).args(["systemctl", "--quiet", "enable"]).args(more.enabled());
     program::output(&mut enable)?;
+    mask(root)
+}
+
+/// Has no unit of [`MASKED`] start in a root.
+pub(super) fn mask(root: &Path) -> Result<()> {
     for unit in MASKED {
         let link = root.join("etc/systemd/system").join(unit);
         let _ = fs::remove_file(&link);

@@ -1,29 +1,33 @@
 //! `field [RELEASE] [PART OF A NAME]...`: moves a Debian as people have it, bookworm unless another
 //! release is named, has its owner and itself do what they do, and prints a table of what came of
 //! it. It keeps results, tries what is missing or has failed, and ends after 40 minutes; the next
-//! run goes on. With parts of names it tries only rows that have one of them, but those in any case.
-//! The environment variable `TOGETHER` sets how many VMs run at a time, and `WAY` how the names of
-//! the columns start that are tried: `WAY=carried`, `WAY="own, classic"`.
+//! run goes on, or starts anew if `droveway` is another build. With parts of names it tries only
+//! rows that have one of them, but those in any case. The environment variable `TOGETHER` sets how
+//! many VMs run at a time, and `WAY` how the names of the columns start that are tried:
+//! `WAY=carried`, `WAY="own, classic"`. `HOSTS=packages` tries the columns of agents between hosts
+//! that boot a system with the agent's package; they have a table of their own.
 
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use end_to_end::field::{self, Moved, ROWS, Results, Row, WAYS, Way};
+use end_to_end::field::{self, Moved, Mover, ROWS, Results, Row, WAYS, Way};
 use lab::error::LabError;
 use lab::field::{Machine, Snapshot};
-use lab::setup::Release;
+use lab::setup::{Kit, Release};
 use lab::{agent, program};
 
 /// Nothing is started after that, so that all has ended after 40 minutes.
 const START_MAX: Duration = Duration::from_secs(38 * 60);
 const DEPTHS: [u32; 3] = [1, 2, 3];
+/// Digits of a build's checksum in the table.
+const SUM_SHOWN: usize = 12;
 /// Rows after which the VM is checked once: a run that is killed loses the results of so many, and
 /// where the check fails, so many are tried again.
 const UNCHECKED_MAX: usize = 8;
@@ -49,25 +53,34 @@ fn main() -> ExitCode {
 
 fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
     let started = Instant::now();
+    let kit = lab::setup::ensure()?;
+    let root = root(&kit)?;
+    let root = root.as_deref();
     let chosen = |row: &&Row| {
         row.lacks().is_none()
+            && root.is_none_or(|root| row.is_possible_in(root))
             && (parts.is_empty() || parts.iter().any(|part| row.name.contains(part)))
     };
     let rows: Vec<&Row> = ROWS.iter().filter(chosen).collect();
+    // QEMU alone needs no package.
+    let columns = WAYS.into_iter().filter(|way| root.is_none() || way.mover != Mover::Qemu);
+    let columns: Vec<Way> = columns.collect();
     let start = std::env::var("WAY").unwrap_or_default();
-    let ways: Vec<Way> = WAYS.into_iter().filter(|way| way.name().starts_with(&start)).collect();
+    let is_named = |way: &Way| way.name().starts_with(&start);
+    let ways: Vec<Way> = columns.iter().copied().filter(is_named).collect();
     if rows.is_empty() || ways.is_empty() {
         eprintln!("field: no column, or no row that can be tried here, has such a name");
         return Ok(ExitCode::FAILURE);
     }
-    let version = program::output(Command::new(agent::binary()).arg("--version"))?;
-    let kit = lab::setup::ensure()?;
     let qemu = kit.own_qemu().version;
+    let droveway = root.map_or_else(agent::binary, |root| root.join("usr/bin/droveway"));
+    let build = build(&droveway)?;
+    let (suffix, origin) = root.map_or(("", ""), |_| ("-packages", ", each from its package"));
+    let number = release.number();
     // Results of a guest with less to lose don't count.
-    let key =
-        format!("Debian {} with PostgreSQL in QEMU {qemu}, {}", release.number(), version.trim());
-    let home = target().join("field").join(release.to_string());
-    let results = Results::new(home.join("results"), key);
+    let key = format!("Debian {number} with PostgreSQL in QEMU {qemu}, {build}{origin}");
+    let home = target().join("field").join(format!("{release}{suffix}"));
+    let results = Results::new(home.join("results"), key, columns);
     let mut work = VecDeque::new();
     let mut snapshots = Vec::new();
     for machine in Machine::ALL {
@@ -95,7 +108,7 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
                     let rows: Vec<&Row> = rows.iter().filter(due).copied().collect();
                     if !rows.is_empty() {
                         let snapshot = snapshot.as_ref();
-                        work.push_back(Column { snapshot, way, moves, rows });
+                        work.push_back(Column { snapshot, root, way, moves, rows });
                     }
                 }
             }
@@ -134,6 +147,8 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
 struct Column<'r> {
     /// None of a libvirt domain.
     snapshot: Option<&'r Snapshot>,
+    /// Of its hosts, if they have packages.
+    root: Option<&'r Path>,
     way: Way,
     moves: u32,
     rows: Vec<&'r Row>,
@@ -260,7 +275,7 @@ impl Lab<'_> {
 fn move_on(column: &Column<'_>, vm: &mut Option<Moved>) -> Result<(), String> {
     match vm {
         Some(vm) => vm.move_on(column.moves),
-        None => *vm = Some(Moved::new(column.snapshot, column.way, column.moves)),
+        None => *vm = Some(Moved::new(column.snapshot, column.root, column.way, column.moves)),
     }
     Ok(())
 }
@@ -281,6 +296,36 @@ fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("a panic").trim().to_owned()
+}
+
+/// The root of hosts that `HOSTS` names, with the package of `make packages`; none of namespaces.
+fn root(kit: &Kit) -> Result<Option<PathBuf>, LabError> {
+    match std::env::var("HOSTS").unwrap_or_default().as_str() {
+        "" => Ok(None),
+        "packages" => lab::setup::host_root(kit, &package()?).map(Some),
+        other => Err(LabError::Unsupported(format!("HOSTS={other}: there are only packages"))),
+    }
+}
+
+/// The agent's Debian package.
+fn package() -> Result<PathBuf, LabError> {
+    let packages = target().join("packages");
+    let mut files = fs::read_dir(&packages).into_iter().flatten().flatten();
+    let is_it = |name: &str| name.starts_with("droveway_") && name.ends_with(".deb");
+    let found = files.find(|file| file.file_name().to_str().is_some_and(is_it));
+    found.map(|file| file.path()).ok_or_else(|| {
+        let place = packages.display();
+        LabError::Unsupported(format!("there is no package in {place}: run `make packages`"))
+    })
+}
+
+/// A `droveway`'s version and what tells it from others of that version: results of another build
+/// don't count.
+fn build(droveway: &Path) -> Result<String, LabError> {
+    let version = program::output(Command::new(droveway).arg("--version"))?;
+    let sum = program::output(Command::new("sha256sum").arg(droveway))?;
+    let start: String = sum.chars().take(SUM_SHOWN).collect();
+    Ok(format!("{} (build {start})", version.trim()))
 }
 
 /// Cargo's output directory, in which this program is.

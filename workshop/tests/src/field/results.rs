@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Row, WAYS, Way};
+use super::{Row, Way};
 
 /// What came of a row after so many moves.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -35,6 +35,8 @@ const NOTES: &str = "notes";
 pub struct Results {
     dir: PathBuf,
     key: String,
+    /// The table's columns.
+    ways: Vec<Way>,
 }
 
 /// The part of a path for this.
@@ -44,10 +46,10 @@ fn plain(name: &str) -> String {
 }
 
 impl Results {
-    /// Those in a directory, of what the key says.
+    /// Those in a directory, of what the key says, and of VMs that move in these ways.
     #[must_use]
-    pub fn new(dir: PathBuf, key: String) -> Self {
-        Self { dir, key }
+    pub fn new(dir: PathBuf, key: String, ways: Vec<Way>) -> Self {
+        Self { dir, key, ways }
     }
 
     fn column(&self, way: Way, moves: u32) -> PathBuf {
@@ -106,13 +108,13 @@ impl Results {
     #[must_use]
     pub fn table(&self, rows: &[Row], depths: &[u32]) -> String {
         let mut text = format!("{}:\n\n| after the move |", self.key);
-        text.extend(WAYS.map(|way| format!(" {} |", way.name())));
+        text.extend(self.ways.iter().map(|way| format!(" {} |", way.name())));
         text += "\n| --- |";
-        text += &" --- |".repeat(WAYS.len());
+        text += &" --- |".repeat(self.ways.len());
         let mut failures = String::new();
         for row in rows {
             text += &format!("\n| {} |", row.name);
-            for way in WAYS {
+            for &way in &self.ways {
                 text += &format!(" {} |", self.cell(row, way, depths));
                 for moves in depths {
                     if let Some(Cell { lives: false, detail, .. }) = self.of(way, *moves, row) {
@@ -122,7 +124,7 @@ impl Results {
                 }
             }
         }
-        for way in WAYS {
+        for &way in &self.ways {
             for moves in depths {
                 for Note { rows, why, .. } in self.notes(way, *moves) {
                     let why = why.lines().next().unwrap_or_default();
@@ -158,13 +160,14 @@ impl Results {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ROWS;
+    use super::super::{ROWS, WAYS};
     use super::*;
 
     #[test]
     fn a_run_goes_on_where_the_last_one_has_ended() {
         let dir = tempfile::tempdir().unwrap();
-        let results = Results::new(dir.path().to_owned(), "this".to_owned());
+        let of = |key: &str| Results::new(dir.path().to_owned(), key.to_owned(), WAYS.to_vec());
+        let results = of("this");
         let (way, row) = (WAYS[0], &ROWS[0]);
         assert!(results.of(way, 1, row).is_none());
         results.keep(way, 1, row, true, String::new());
@@ -188,7 +191,7 @@ mod tests {
         let table = results.table(&ROWS[domains..=domains], &[1]);
         let cells = "| no domain | no domain | not run | not run | no domain | no domain |";
         assert!(table.contains(cells), "{table}");
-        let others = Results::new(dir.path().to_owned(), "other".to_owned());
+        let others = of("other");
         assert!(others.of(way, 1, row).is_none());
         assert!(others.notes(way, 3).is_empty());
     }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,16 @@ impl Row {
     #[must_use]
     pub fn lacks(&self) -> Option<&'static str> {
         self.needs.filter(|file| !Path::new(file).exists())
+    }
+
+    /// Whether hosts with this root have what it needs: there is no libvirt, and devices are this
+    /// machine's.
+    #[must_use]
+    pub fn is_possible_in(&self, root: &Path) -> bool {
+        let is_there = |file: &str| {
+            file.starts_with("/dev/") || root.join(file.trim_start_matches('/')).exists()
+        };
+        self.machine.is_some() && self.needs.is_none_or(is_there)
     }
 }
 
@@ -419,13 +429,13 @@ fn nic(field: &mut Field, netdev: Value, bus: &str) -> Done {
     Ok(String::new())
 }
 
-/// A file for a disk, with the mark in it, at a path that both hosts see.
-fn medium_file(field: &Field, name: &str, mark: &str) -> Result<String, String> {
-    let path = field.world().hosts.a.run_dir.join(format!("files-{name}"));
+/// A file for a disk, with the mark in it, that both hosts see: its path here, and theirs.
+fn medium_file(field: &Field, name: &str, mark: &str) -> Result<(PathBuf, String), String> {
+    let (here, there) = field.shared(&format!("files-{name}"));
     let mut content = mark.as_bytes().to_vec();
     content.resize(usize::try_from(16 * MIB).expect("small"), 0);
-    std::fs::write(&path, content).map_err(|error| error.to_string())?;
-    Ok(path.display().to_string())
+    std::fs::write(&here, content).map_err(|error| error.to_string())?;
+    Ok((here, there))
 }
 
 /// A console besides the serial one.
@@ -473,8 +483,8 @@ fn plugged_disk(
     act: impl FnOnce(&mut Field) -> Result<(), String>,
 ) -> Done {
     let qmp = field.qmp()?;
-    let path = medium_file(field, "plugged", "")?;
-    let file = json!({ "driver": "file", "filename": path });
+    let (here, there) = medium_file(field, "plugged", "")?;
+    let file = json!({ "driver": "file", "filename": there });
     execute(&qmp, "blockdev-add", json!({ "driver": "raw", "node-name": PLUG, "file": file }))?;
     for name in ["id", "drive"] {
         device[name] = PLUG.into();
@@ -487,7 +497,7 @@ fn plugged_disk(
     unplug(field, &qmp)?;
     field.shows("the guest has lost the disk", |field| field.sh(&is_there).is_err())?;
     execute(&qmp, "blockdev-del", json!({ "node-name": PLUG }))?;
-    let written = std::fs::read(&path).map_err(|error| error.to_string())?;
+    let written = std::fs::read(&here).map_err(|error| error.to_string())?;
     if written.starts_with(MARK.as_bytes()) { Ok(String::new()) } else { Err("not written".into()) }
 }
 
@@ -561,9 +571,9 @@ fn virtiofs(field: &mut Field) -> Done {
     let qmp = field.qmp()?;
     let socket = format!("{RUN_DIR}/{NAME}.files");
     let mut serve = field.host().command(VIRTIOFSD);
-    let shared = field.world().hosts.a.run_dir.join("files-shared");
+    let (_, shared) = field.shared("files-shared");
     serve.arg(format!("--socket-path={socket}"));
-    serve.arg("-o").arg(format!("source={}", shared.display()));
+    serve.arg("-o").arg(format!("source={shared}"));
     serve.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut server = serve.spawn().map_err(|error| format!("virtiofsd: {error}"))?;
     let there = field.host().run_dir.join(format!("{NAME}.files"));
@@ -649,9 +659,8 @@ fn disk_resized(field: &mut Field) -> Done {
 
 fn snapshot(field: &mut Field) -> Done {
     let qmp = field.qmp()?;
-    let disk = |name: &str| field.world().hosts.a.run_dir.join(name).display().to_string();
     // The image below this one is every test's.
-    let (path, base) = (disk("files-snapshot"), disk("files-root"));
+    let [path, base] = ["files-snapshot", "files-root"].map(|name| field.shared(name).1);
     let taken = json!({ "device": "root", "snapshot-file": path, "format": "qcow2" });
     execute(&qmp, "blockdev-snapshot-sync", taken)?;
     field.sh("head -c 2M /dev/urandom >/var/tmp/more && sync && rm /var/tmp/more")?;
@@ -671,7 +680,7 @@ fn snapshot(field: &mut Field) -> Done {
 fn medium(field: &mut Field) -> Done {
     let qmp = field.qmp()?;
     for mark in ["first", "second"] {
-        let path = medium_file(field, mark, mark)?;
+        let (_, path) = medium_file(field, mark, mark)?;
         let medium = json!({ "id": "cd", "filename": path, "format": "raw", "force": true });
         execute(&qmp, "blockdev-change-medium", medium)?;
         field.shows("the guest reads the medium", |field| {

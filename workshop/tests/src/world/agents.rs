@@ -1,11 +1,16 @@
 //! The agents of both hosts, which a test starts, kills and restarts.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 
 use lab::agent::{Agent, peers};
 use lab::hosts::{Host, RUN_DIR};
 
 use super::{Side, World};
+
+/// The agent's file, as the package has it.
+const PACKAGES_FILE: &str = "/etc/droveway/agent.toml";
 
 impl World {
     /// Restarts both agents, with these arguments instead of their usual ones.
@@ -62,6 +67,19 @@ impl World {
     pub fn tell_agents_also(&mut self, more: &[&str]) {
         let more = more.iter().map(|word| (*word).to_owned());
         self.tell_agents(self.usual.iter().cloned().chain(more).collect());
+    }
+
+    /// Adds lines to the files of agents that their package's unit runs, and restarts them.
+    ///
+    /// # Panics
+    /// If an agent doesn't start.
+    pub(crate) fn add_to_files(&mut self, lines: &str) {
+        for side in [Side::A, Side::B] {
+            let host = side.of(&self.hosts);
+            let file = File::options().append(true).open(host.path(PACKAGES_FILE));
+            file.unwrap().write_all(lines.as_bytes()).unwrap();
+            self.agents[side as usize].restart(host).unwrap();
+        }
     }
 
     /// Puts both hosts into one rack from now on.

@@ -1,6 +1,7 @@
 //! Moves from one host to the other, and checks after them.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -128,8 +129,10 @@ impl World {
     pub fn assert_nothing_left(&self, side: Side) {
         until_gone("no VM is left", || self.vms(side).is_empty());
         self.assert_only(side, &[]);
-        for dir in ["state/vms", "state/run", "state/slowed"] {
-            until_gone(&format!("nothing is left in {dir}"), || self.files(side, dir).is_empty());
+        for dir in ["vms", "run", "slowed"] {
+            until_gone(&format!("nothing of the agent's is left in {dir}"), || {
+                self.state_files(side, dir).is_empty()
+            });
         }
         let known = |name: &str| {
             matches!(name, "agent.log" | "api.sock" | "disk.img" | "state" | "tls")
@@ -138,7 +141,9 @@ impl World {
                 // Disks that both hosts use.
                 || name.starts_with("files-")
         };
-        until_gone("no socket is left", || self.files(side, "").iter().all(|name| known(name)));
+        until_gone("no socket is left", || {
+            names(&self.host(side).inside("")).iter().all(|name| known(name))
+        });
     }
 
     /// Removes the sockets that a VM's owner had its QEMU make. QEMU removes them itself unless it
@@ -161,14 +166,13 @@ impl World {
         };
         until_gone(&format!("{} has no process but its VMs'", side.name()), || others().is_empty());
         until_gone("sockets of the migration are gone", || {
-            self.files(side, "state/run").is_empty()
+            self.state_files(side, "run").is_empty()
         });
     }
 
-    /// Names in a directory of a host's own.
-    fn files(&self, side: Side, dir: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.host(side).inside(dir)).unwrap();
-        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    /// Names in a directory of an agent's state.
+    fn state_files(&self, side: Side, dir: &str) -> Vec<String> {
+        names(&self.host(side).path(self.agent(side).state()).join(dir))
     }
 
     /// The QMP connection of the VM's owner, on the VM's host.
@@ -186,4 +190,10 @@ impl World {
         });
         qmp.unwrap()
     }
+}
+
+/// Names in a directory.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
 }
