@@ -23,7 +23,9 @@ mod mirror;
 mod shape;
 mod start;
 
+use std::fs;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use qemu::machine::{By, GuestPort, Machine, Start, StartError, UP_MAX};
 
@@ -64,6 +66,22 @@ fn program() -> String {
     std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
 }
 
+/// Firmware that halts the CPU at once: no test here needs a guest that does something, and QEMU's
+/// own takes half a second of a core to find nothing to boot.
+fn firmware() -> &'static str {
+    const HLT: u8 = 0xf4;
+    static PATH: OnceLock<String> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let path = dir.join("halts.bin");
+        // By a rename: the same program may run with another QEMU meanwhile.
+        let new = tempfile::NamedTempFile::new_in(dir).unwrap();
+        fs::write(new.path(), [HLT; 64 << 10]).unwrap();
+        new.persist(&path).unwrap();
+        path.to_str().unwrap().to_owned()
+    })
+}
+
 /// QEMU's command line with these arguments, split at spaces.
 fn argv(arguments: &str) -> Vec<String> {
     argv_of(&program(), arguments)
@@ -73,11 +91,9 @@ fn argv(arguments: &str) -> Vec<String> {
 /// accelerator that works, so TCG is left out where another one is named.
 fn argv_of(program: &str, arguments: &str) -> Vec<String> {
     let accelerator = if arguments.contains("-accel ") { "" } else { "-accel tcg" };
-    [program, "-nodefaults -display none", accelerator, arguments]
-        .iter()
-        .flat_map(|part| part.split_whitespace())
-        .map(str::to_owned)
-        .collect()
+    let words = [program, "-nodefaults -display none", accelerator, arguments];
+    let words = words.iter().flat_map(|part| part.split_whitespace());
+    words.chain(["-bios", firmware()]).map(str::to_owned).collect()
 }
 
 fn try_start(arguments: &str, dir: &Path) -> Result<Machine, StartError> {
