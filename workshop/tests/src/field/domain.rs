@@ -39,7 +39,7 @@ impl CarriedDomain {
         let mut spec = guest("256M", RATE);
         spec.no_reboot = false;
         spec.orders.disk_bytes = DISK_WRITTEN;
-        spec.orders.disk_rate = MIB;
+        spec.orders.disk_rate = MIB / 4;
         let mut domain = Domain::new(spec);
         domain.disks = vec![disk(&carried, Side::A, DISK_BYTES)];
         let guest = carried.world.start(&domain, &qemu);
