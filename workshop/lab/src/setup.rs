@@ -14,6 +14,7 @@ mod qemus;
 mod ssh;
 mod store;
 mod version;
+mod vmlinux;
 
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};

@@ -8,12 +8,15 @@ use std::process::Command;
 use crate::error::{FileContext, LabError, Result};
 use crate::program;
 use crate::setup::apt::{Apt, Scratch, Sources};
-use crate::setup::say;
+use crate::setup::{say, vmlinux};
 
 /// Small kernels with virtio and serial ports built in; the first one that the distribution has is
 /// taken.
 const KERNEL_PACKAGES: [&str; 3] =
     ["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64"];
+
+/// What guests boot: the kernel unpacked, or the package's image where that can't be done.
+const KERNEL: &str = "vmlinux";
 
 /// Drivers that kernel packages have as modules. A driver without a module is built in.
 const MODULES: [&str; 7] = [
@@ -54,7 +57,7 @@ pub(super) const LINKER: &str = "ld-linux-x86-64.so.2";
 /// The guests' kernel, and the directory of its modules.
 pub(super) fn kernel(store: &Path) -> Result<(PathBuf, PathBuf)> {
     let home = store.join("kernel");
-    let kernel = (home.join("vmlinuz"), home.join("modules"));
+    let kernel = (home.join(KERNEL), home.join("modules"));
     let is_whole = MORE_MODULES.iter().all(|(dir, _)| home.join(dir).is_dir());
     if kernel.0.is_file() && is_whole {
         return Ok(kernel);
@@ -78,12 +81,14 @@ pub(super) fn kernel(store: &Path) -> Result<(PathBuf, PathBuf)> {
         })
         .ok_or(LabError::Missing { what: format!("the kernel in {package}") })?;
     let new = Scratch::new(store, "kernel-kept")?;
-    fs::rename(&image, new.0.join("vmlinuz")).at("take", &image)?;
+    let packed = fs::read(&image).at("read", &image)?;
+    let kept = new.0.join(KERNEL);
+    fs::write(&kept, vmlinux::unpacked(&packed).unwrap_or(packed)).at("write", &kept)?;
     keep_modules(&MODULES, &scratch.0.join("lib"), &new.0.join("modules"))?;
     for (dir, names) in MORE_MODULES {
         keep_modules(names, &scratch.0.join("lib"), &new.0.join(dir))?;
     }
-    // A store made earlier has fewer modules.
+    // A store made earlier has fewer modules, or another kernel.
     if home.is_dir() {
         fs::remove_dir_all(&home).at("remove", &home)?;
     }
