@@ -91,7 +91,7 @@ fn an_agent_with_too_few_open_files_ends_no_vm() {
     let pids = names.map(|name| a.run(name, "-m 64"));
     a.end("KILL");
     let (mut answered, mut lacked) = (0, 0);
-    for files in (8..80).step_by(2) {
+    for files in (8..80).step_by(3) {
         match a.start_with_files(&files.to_string()) {
             true => {
                 answered += 1;
