@@ -23,7 +23,6 @@ mod mirror;
 mod shape;
 mod start;
 
-use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -66,18 +65,11 @@ fn program() -> String {
     std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
 }
 
-/// Firmware that halts the CPU at once: no test here needs a guest that does something, and QEMU's
-/// own takes half a second of a core to find nothing to boot.
+/// No test here needs a guest that does something.
 fn firmware() -> &'static str {
-    const HLT: u8 = 0xf4;
     static PATH: OnceLock<String> = OnceLock::new();
     PATH.get_or_init(|| {
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let path = dir.join("halts.bin");
-        // By a rename: the same program may run with another QEMU meanwhile.
-        let new = tempfile::NamedTempFile::new_in(dir).unwrap();
-        fs::write(new.path(), [HLT; 64 << 10]).unwrap();
-        new.persist(&path).unwrap();
+        let path = test_scope::firmware(Path::new(env!("CARGO_TARGET_TMPDIR")));
         path.to_str().unwrap().to_owned()
     })
 }

@@ -213,10 +213,21 @@ impl Host {
         error
     }
 
-    /// Starts a VM with QEMU's firmware and no guest.
+    /// Starts a VM with QEMU's firmware, which writes a little to memory, and no guest.
     pub(crate) fn run(&self, name: &str, extra: &str) -> u32 {
+        self.run_with(&[], name, extra)
+    }
+
+    /// Starts a VM that does nothing, for tests in which none arrives anywhere.
+    pub(crate) fn run_halted(&self, name: &str, extra: &str) -> u32 {
+        let firmware = test_scope::firmware(Path::new(env!("CARGO_TARGET_TMPDIR")));
+        self.run_with(&["-bios", firmware.to_str().unwrap()], name, extra)
+    }
+
+    fn run_with(&self, first: &[&str], name: &str, extra: &str) -> u32 {
         let qemu = qemu();
         let mut args = vec!["run", name, "--", &qemu];
+        args.extend(first);
         args.extend("-machine q35,accel=tcg -nodefaults -display none -vga std".split(' '));
         args.extend(extra.split_whitespace());
         self.says(&args);
