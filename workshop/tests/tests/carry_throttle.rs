@@ -39,6 +39,8 @@ fn bare_commander(agent: [&str; 2]) -> Commander {
 }
 
 fn of_guest(mut spec: GuestSpec, agent: [&str; 2]) -> Commander {
+    // What it rewrites matters.
+    (spec.orders.random_bytes, spec.orders.text_bytes) = (2 * MIB, 2 * MIB);
     spec.orders.working_set_bytes = 32 * MIB;
     // As evenly as it can, so that its CPU time limits its rate.
     spec.orders.write_step_ms = 0;
