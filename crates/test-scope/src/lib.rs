@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 const GONE_MAX: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Makes firmware in this directory that halts the CPU at once, for VMs whose guests need do
-/// nothing. QEMU's own takes half a second of a core, emulated, to find nothing to boot.
+/// nothing. QEMU's own is emulated for a while, to find nothing to boot.
 ///
 /// # Panics
 /// If that fails.
