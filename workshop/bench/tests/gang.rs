@@ -37,9 +37,7 @@ fn two_vms_move_between_racks_and_one_stays() {
         } else {
             // An operating system only for QEMU's own migration, which loses pages without one
             // under TCG, and for the file.
-            let file_bytes = 0;
-            let file_rate = 0;
-            GuestSpec::bare(&name, "128M", Orders { file_bytes, file_rate, ..orders })
+            GuestSpec::bare(&name, "128M", Orders { file_bytes: 0, file_rate: 0, ..orders })
         };
         Member { spec, from, to }
     };

@@ -159,9 +159,14 @@ fn for_each_word(kind: Kind, identity: Identity, mut each: impl FnMut(usize, u64
     if !each(0, random.draw()) {
         return;
     }
-    for index in 1..PAGE_WORDS {
-        if !each(index, text_word(random.draw() >> 20)) {
-            return;
+    for first in (1..PAGE_WORDS).step_by(size_of::<u64>()) {
+        // A number has a byte for each of eight words.
+        let mut picks = random.draw();
+        for index in first..PAGE_WORDS.min(first + size_of::<u64>()) {
+            if !each(index, text_word(picks)) {
+                return;
+            }
+            picks >>= u8::BITS;
         }
     }
 }
