@@ -8,7 +8,7 @@ use api::VmStatus;
 use crate::host::{Host, Hosts, kill, text};
 
 /// Enough RAM that QEMU takes seconds to scan its zero pages.
-const LARGE: &str = "-m 3072";
+const LARGE: &str = "-m 2048";
 
 /// Starts a migration and waits for its first pass.
 fn begin(host: &Host) -> (Child, BufReader<std::process::ChildStderr>) {
