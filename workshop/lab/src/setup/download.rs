@@ -38,6 +38,13 @@ const HELPER_MODULES: [&str; 3] = ["libcrc32c", "xfs", "virtio_console"];
 /// For memory that is plugged while the guest runs.
 const PLUGGED_MEMORY_MODULES: [&str; 1] = ["virtio_mem"];
 
+/// The end of a signed module.
+const SIGNED: &[u8] = b"~Module signature appended~\n";
+/// The kernel's `struct module_signature`.
+const DESCRIPTION_BYTES: usize = 12;
+/// The name of a module's section of types, among other names.
+const TYPES: &[u8] = b"\0.BTF\0";
+
 /// The server that a guest may have, and its package.
 const SERVER_PACKAGE: &str = "memcached";
 /// Where packages have libraries, with and without a merged `/usr`.
@@ -160,6 +167,28 @@ fn linked(text: &str) -> Vec<PathBuf> {
     text.lines().filter_map(path).collect()
 }
 
+/// A module without its signature, and with a section of types that the kernel doesn't find. A guest
+/// can do without both, and an emulated one takes a while to check them: with the first types, all
+/// of the kernel's own.
+fn lean(mut module: Vec<u8>) -> Vec<u8> {
+    if let Some(signed) = module.strip_suffix(SIGNED) {
+        let Some(bytes) = unsigned_bytes(signed) else { return module };
+        module.truncate(bytes);
+    }
+    if let Some(at) = module.windows(TYPES.len()).position(|it| it == TYPES) {
+        module[at..at + TYPES.len()].make_ascii_lowercase();
+    }
+    module
+}
+
+/// The length of what a signature follows, and then the signature's description, which ends with
+/// its length.
+fn unsigned_bytes(signed: &[u8]) -> Option<usize> {
+    let (rest, length) = signed.split_last_chunk()?;
+    let length = usize::try_from(u32::from_be_bytes(*length)).ok()?;
+    rest.len().checked_sub(DESCRIPTION_BYTES - 4)?.checked_sub(length)
+}
+
 /// Copies modules out of a package, uncompressed, as the kernel takes them.
 fn keep_modules(names: &[&str], from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).at("create", to)?;
@@ -180,7 +209,7 @@ fn keep_modules(names: &[&str], from: &Path, to: &Path) -> Result<()> {
             None => fs::read(path).at("read", path)?,
         };
         let kept = to.join(format!("{name}.ko"));
-        fs::write(&kept, module).at("write", &kept)?;
+        fs::write(&kept, lean(module)).at("write", &kept)?;
     }
     Ok(())
 }
@@ -201,7 +230,20 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
-    use super::linked;
+    use super::{SIGNED, lean, linked};
+
+    #[test]
+    fn modules_lose_signatures_and_types() {
+        let plain = b"\x7fELF code\0.text\0.BTF\0.BTF_ids\0".to_vec();
+        let expected = b"\x7fELF code\0.text\0.btf\0.BTF_ids\0".to_vec();
+        assert_eq!(lean(plain.clone()), expected);
+        let description = b"\0\0\x02\0\0\0\0\0\0\0\0\x05";
+        let signed = [&plain[..], &b"proof"[..], &description[..], SIGNED].concat();
+        assert_eq!(lean(signed), expected);
+        // A length that can't be.
+        let odd = [&b"short"[..], &[0xff; 12][..], SIGNED].concat();
+        assert_eq!(lean(odd.clone()), odd);
+    }
 
     #[test]
     fn finds_what_is_linked() {
