@@ -168,7 +168,6 @@ fn budgets_are_kept(world: &World) {
 fn of_a_guest_whose_cpu_is_busy_is_reported_too() {
     let world = World::new(Link::one(1000));
     let mut spec = with_files(&world);
-    spec.orders.files_bytes = MANY_FILES_BYTES;
     spec.orders.compute_cpu = 1;
     let guest = world.boot(&spec);
     let cached = cached_pages(&guest);
