@@ -230,6 +230,7 @@ impl World {
         let hosts = Hosts::new(link).unwrap();
         let usual = usual(&hosts);
         let words: Vec<&str> = usual.iter().map(String::as_str).collect();
+        let words = agents::scanning_slowly(&words);
         let start = |host| Agent::start_with(&hosts, host, &[], &words).unwrap();
         let agents = [&hosts.a, &hosts.b].map(start);
         Self { agents, usual, by: Vec::new(), hosts, kit }

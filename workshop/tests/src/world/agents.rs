@@ -7,6 +7,14 @@ use lab::hosts::{Host, RUN_DIR};
 
 use super::{Side, World};
 
+/// These arguments, and a slower scan of VMs at rest than the usual one, unless they or a file
+/// choose it: few tests need what it finds, and it takes up to a twentieth of a core for each agent.
+pub(super) fn scanning_slowly<'a>(args: &[&'a str]) -> Vec<&'a str> {
+    let is_chosen = ["--scan-cpu", "--config"].iter().any(|option| args.contains(option));
+    let scan: &[&'a str] = if is_chosen { &[] } else { &["--scan-cpu", "1%"] };
+    [args, scan].concat()
+}
+
 impl World {
     /// Restarts both agents, with these arguments instead of their usual ones.
     ///
@@ -24,7 +32,8 @@ impl World {
     /// If it doesn't start.
     pub fn restart_agent_with(&mut self, side: Side, more: &[&str]) {
         self.kill_agent(side);
-        let agent = Agent::start_with(&self.hosts, self.host(side), &[], more).unwrap();
+        let more = scanning_slowly(more);
+        let agent = Agent::start_with(&self.hosts, self.host(side), &[], &more).unwrap();
         self.agents[side as usize] = agent;
     }
 
@@ -114,6 +123,7 @@ impl World {
     /// If it doesn't start.
     pub fn start_agent_by(&mut self, side: Side, by: &[&str]) {
         let usual: Vec<&str> = self.usual.iter().map(String::as_str).collect();
+        let usual = scanning_slowly(&usual);
         let agent = Agent::start_with(&self.hosts, self.host(side), by, &usual).unwrap();
         self.agents[side as usize] = agent;
     }
