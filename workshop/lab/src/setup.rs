@@ -2,6 +2,7 @@
 //! hand, a kernel, an initramfs. Reports what it does, and does nothing if nothing is missing.
 
 mod accelerator;
+mod answers;
 mod apt;
 mod bare;
 mod download;
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fmt, thread};
 
 pub use accelerator::Accelerator;
+pub use answers::qemu_answers;
 pub(crate) use field::OVMF;
 pub use field::{Image, Kernel, Release};
 pub use libvirt::Libvirt;
@@ -111,6 +113,7 @@ pub fn repository() -> PathBuf {
 pub(crate) fn for_others() -> Result<(&'static str, String)> {
     let kit = ensure()?;
     helper_initrd(&kit)?;
+    answers::keep(&kit);
     let kit = serde_json::to_string(&kit);
     let kit = kit.map_err(|error| LabError::Text { what: "the kit", text: error.to_string() })?;
     Ok((KIT_VARIABLE, kit))

@@ -228,6 +228,7 @@ impl World {
     fn with(link: Link, usual: impl FnOnce(&Hosts) -> Vec<String>) -> Self {
         let kit = setup::ensure().unwrap();
         let hosts = Hosts::new(link).unwrap();
+        [&hosts.a, &hosts.b].into_iter().for_each(agents::know_qemu);
         let usual = usual(&hosts);
         let words: Vec<&str> = usual.iter().map(String::as_str).collect();
         let words = agents::scanning_slowly(&words);
