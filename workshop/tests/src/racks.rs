@@ -10,7 +10,7 @@ use lab::setup::{self, Kit};
 
 use crate::browser::ask;
 use crate::moving::{Moving, complete};
-use crate::world::assert_arrived;
+use crate::world::{assert_arrived, know_qemu};
 
 /// Two hosts that VMs leave, and any number of hosts to which they move.
 pub struct RackWorld {
@@ -47,6 +47,7 @@ impl RackWorld {
             bystanders: false,
         };
         let racks = Racks::new(layout).unwrap();
+        racks.hosts().iter().for_each(|host| know_qemu(&host.host));
         let (others, told) = more(&racks);
         let told: Vec<&str> = told.iter().map(String::as_str).collect();
         let agents = agents_with(&racks, &others, &told).unwrap();

@@ -20,7 +20,7 @@ pub(super) fn scanning_slowly<'a>(args: &[&'a str]) -> Vec<&'a str> {
 
 /// Makes a host's state directory with what the kit's QEMU can do, which its agent would query
 /// otherwise.
-pub(super) fn know_qemu(host: &Host) {
+pub(crate) fn know_qemu(host: &Host) {
     let state = host.run_dir.join("state");
     DirBuilder::new().mode(0o700).create(&state).unwrap();
     let answers = setup::qemu_answers();
