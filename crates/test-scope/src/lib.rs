@@ -5,13 +5,29 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// A killed process ends sooner than this.
 const GONE_MAX: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// Makes firmware in this directory that halts the CPU at once, for VMs whose guests need do
+/// nothing. QEMU's own is emulated for a while, to find nothing to boot.
+///
+/// # Panics
+/// If that fails.
+#[must_use]
+pub fn firmware(dir: &Path) -> PathBuf {
+    const HLT: u8 = 0xf4;
+    let path = dir.join("halts.bin");
+    // By a rename: other tests may use it meanwhile.
+    let new = tempfile::NamedTempFile::new_in(dir).expect("a file for the test");
+    fs::write(new.path(), [HLT; 64 << 10]).expect("room for the test's file");
+    new.persist(&path).expect("a place for the test's file");
+    path
+}
 
 /// A directory that is removed on drop, after all processes whose standard output is a file in it
 /// are killed.

@@ -114,7 +114,7 @@ mod tests {
             assert_eq!(turn(110), Next::At(at(111)));
             assert_eq!(shared.written.load(Relaxed), 5);
             shared.rate.store(0, Relaxed);
-            assert_eq!(turn(120), Next::At(at(130)));
+            assert_eq!(turn(120), Next::At(at(160)));
             shared.rate.store(10_000 * 4096, Relaxed);
             for ms in [140, 150] {
                 turn(ms);

@@ -223,6 +223,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             let kit = setup::ensure()?;
 
             if *tests {
+                setup::helper_initrd(&kit)?;
                 setup::qemus(&kit)?;
                 setup::libvirts(&kit)?;
                 setup::apparmor()?;

@@ -10,7 +10,7 @@ use lab_guest::orders::Orders;
 
 const MIB: u64 = 1 << 20;
 
-/// Content that all VMs have, some of the VM's own, and a file that it writes.
+/// Content that all VMs have, some of the VM's own, and a file that it writes if it moves.
 fn orders(seed: u64) -> Orders {
     Orders {
         seed,
@@ -19,7 +19,7 @@ fn orders(seed: u64) -> Orders {
         random_bytes: 4 * MIB,
         file_bytes: 4 * MIB,
         file_rate: MIB,
-        tick_ms: 20,
+        tick_ms: 50,
         ..Orders::default()
     }
 }
@@ -30,8 +30,15 @@ fn two_vms_move_between_racks_and_one_stays() {
     let layout = Layout { source_racks: 1, source_hosts: 2, target_hosts: 1, ..Layout::default() };
     let racks = Racks::new(layout).unwrap();
     let (sources, target) = (racks.sources(), racks.targets()[0]);
-    let member = |nth: u8, from, to| {
-        let spec = GuestSpec::new(&format!("vm{nth}"), "128M", orders(nth.into()));
+    let member = |nth: u8, from, to: Option<_>| {
+        let (name, orders) = (format!("vm{nth}"), orders(nth.into()));
+        let spec = if to.is_some() {
+            GuestSpec::new(&name, "128M", orders)
+        } else {
+            // An operating system only for QEMU's own migration, which loses pages without one
+            // under TCG, and for the file.
+            GuestSpec::bare(&name, "128M", Orders { file_bytes: 0, file_rate: 0, ..orders })
+        };
         Member { spec, from, to }
     };
     let members = [
@@ -66,9 +73,11 @@ fn two_vms_move_between_racks_and_one_stays() {
     for guest in &guests {
         guest.wait_beat(Duration::from_secs(20)).unwrap();
         let checked = guest.check().unwrap();
-        assert_eq!((checked.pages, checked.wrong), (16 * MIB / 4096, 0), "{checked:?}");
+        let orders = &guest.spec.orders;
+        let filled = orders.common_bytes + orders.random_bytes + orders.file_bytes;
+        assert_eq!((checked.pages, checked.wrong), (filled / 4096, 0), "{checked:?}");
         assert_eq!(guest.pulse().twice, 0);
-        assert!(guest.pulse().written.disk_pages > 0);
+        assert_eq!(guest.pulse().written.disk_pages > 0, orders.file_bytes > 0);
     }
     gang.stop();
 }

@@ -17,6 +17,9 @@ pub enum Kind {
     Zero,
     /// Doesn't shrink; each rewrite changes one part of the page, in turn.
     Parts,
+    /// Doesn't shrink; each word is the one before it and a constant, which is cheaper where each
+    /// instruction is emulated.
+    Steps,
     /// One random word repeated: cheap to write and to check where each instruction is emulated.
     Repeated,
 }
@@ -25,6 +28,10 @@ pub enum Kind {
 const PART_WORDS: usize = 8;
 const PARTS: u32 = 64;
 const _: () = assert!(PARTS as usize * PART_WORDS == PAGE_WORDS);
+
+/// Between the words of [`Kind::Steps`]: large and odd, so that each byte changes with nearly every
+/// word.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A page's words.
 pub type PageWords = [u64; PAGE_WORDS];
@@ -67,7 +74,7 @@ impl Identity {
 /// The word that all of the page holds, if it holds only one.
 fn only_word(kind: Kind, identity: Identity) -> Option<u64> {
     match kind {
-        Kind::Random | Kind::Text | Kind::Parts => None,
+        Kind::Random | Kind::Text | Kind::Parts | Kind::Steps => None,
         Kind::Zero => Some(0),
         Kind::Repeated => Some(identity.random().draw()),
     }
@@ -129,6 +136,16 @@ fn for_each_word(kind: Kind, identity: Identity, mut each: impl FnMut(usize, u64
         return for_each_word_of_parts(identity, each);
     }
     let mut random = identity.random();
+    if kind == Kind::Steps {
+        let mut word = random.draw();
+        for index in 0..PAGE_WORDS {
+            if !each(index, word) {
+                return;
+            }
+            word = word.wrapping_add(STEP);
+        }
+        return;
+    }
     if kind != Kind::Text {
         for index in 0..PAGE_WORDS {
             if !each(index, random.draw()) {
@@ -142,9 +159,14 @@ fn for_each_word(kind: Kind, identity: Identity, mut each: impl FnMut(usize, u64
     if !each(0, random.draw()) {
         return;
     }
-    for index in 1..PAGE_WORDS {
-        if !each(index, text_word(random.draw() >> 20)) {
-            return;
+    for first in (1..PAGE_WORDS).step_by(size_of::<u64>()) {
+        // A number has a byte for each of eight words.
+        let mut picks = random.draw();
+        for index in first..PAGE_WORDS.min(first + size_of::<u64>()) {
+            if !each(index, text_word(picks)) {
+                return;
+            }
+            picks >>= u8::BITS;
         }
     }
 }
@@ -225,7 +247,8 @@ mod tests {
     use super::*;
 
     const AT: Identity = Identity { seed: 3, page: 1000, version: 5 };
-    const KINDS: [Kind; 5] = [Kind::Random, Kind::Text, Kind::Zero, Kind::Parts, Kind::Repeated];
+    const KINDS: [Kind; 6] =
+        [Kind::Random, Kind::Text, Kind::Zero, Kind::Parts, Kind::Steps, Kind::Repeated];
 
     proptest! {
         #[test]
@@ -252,7 +275,7 @@ mod tests {
     #[test]
     fn another_page_or_version_is_wrong() {
         let mut words = [0; PAGE_WORDS];
-        for kind in [Kind::Random, Kind::Text, Kind::Parts, Kind::Repeated] {
+        for kind in KINDS.into_iter().filter(|kind| *kind != Kind::Zero) {
             write(kind, AT, &mut words);
             for other in [
                 Identity { page: 1001, ..AT },

@@ -4,13 +4,13 @@ use core::time::Duration;
 
 use crate::PAGE_BYTES;
 
-/// Time that a stalled writer catches up on; older work is dropped. So the achieved rate shows what
-/// share of its time the guest really had.
+/// Time that a stalled writer catches up on, if its sleeps are shorter than half of that; older work
+/// is dropped. So the achieved rate shows what share of its time the guest really had.
 const DEBT_MAX: Duration = Duration::from_millis(20);
 
-/// Shortest and longest sleep of a writer, which keep its work even.
+/// Shortest sleep of a writer, and the longest, after which it notices another rate.
 const STEP_MIN: Duration = Duration::from_millis(1);
-const STEP_MAX: Duration = Duration::from_millis(10);
+const STEP_MAX: Duration = Duration::from_millis(50);
 
 /// One page in the unit of a rate times a time: bytes per second times nanoseconds.
 const PAGE: u128 = PAGE_BYTES as u128 * 1_000_000_000;
@@ -54,7 +54,8 @@ impl Pacer {
 
     /// Pages to write, `elapsed` after the last call.
     pub fn pages_due(&mut self, elapsed: Duration) -> usize {
-        self.due += u128::from(self.rate) * elapsed.min(DEBT_MAX).as_nanos();
+        let debt_max = DEBT_MAX.max(self.step() * 2);
+        self.due += u128::from(self.rate) * elapsed.min(debt_max).as_nanos();
         let pages = self.due / PAGE;
         self.due %= PAGE;
         usize::try_from(pages).unwrap_or(usize::MAX)
@@ -81,7 +82,9 @@ mod tests {
     #[test]
     fn a_slow_writer_sleeps_longer() {
         let mut pacer = Pacer::default();
-        for (rate, step_ms) in [(0, 10), (100_000, 10), (1_024_000, 4), (60_000_000, 1)] {
+        for (rate, step_ms) in
+            [(0, 50), (50_000, 50), (204_800, 20), (1_024_000, 4), (60_000_000, 1)]
+        {
             pacer.set_rate(rate);
             assert_eq!(pacer.step(), Duration::from_millis(step_ms), "{rate}");
         }
@@ -98,5 +101,9 @@ mod tests {
         let mut pacer = Pacer::default();
         pacer.set_rate(1000 * PAGE_BYTES as u64);
         assert_eq!(pacer.pages_due(Duration::from_secs(10)), 20);
+        pacer = Pacer::with_step(Duration::from_millis(40));
+        pacer.set_rate(1000 * PAGE_BYTES as u64);
+        assert_eq!(pacer.pages_due(pacer.step()), 40);
+        assert_eq!(pacer.pages_due(Duration::from_secs(10)), 80);
     }
 }

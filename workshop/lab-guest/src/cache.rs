@@ -155,7 +155,7 @@ impl Layout {
 
     fn words(&self, file: u64, page: u64, version: u32) -> PageWords {
         let mut words: PageWords = [0; PAGE_WORDS];
-        content::write(Kind::Random, self.identity(file, page, version), &mut words);
+        content::write(Kind::Steps, self.identity(file, page, version), &mut words);
         words
     }
 

@@ -23,8 +23,8 @@ const FILE_BYTES: usize = FILE_PAGES * PAGE_BYTES;
 /// Most pages written, and punched, at once.
 const WRITE_PAGES: usize = 8;
 const PUNCH_PAGES: usize = 16;
-/// Pause between two operations, so that a network keeps up.
-const STEP: Duration = Duration::from_millis(4);
+/// Pause between two operations, so that a network keeps up, and an emulated guest rests.
+const STEP: Duration = Duration::from_millis(12);
 
 /// What is done to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -165,10 +165,10 @@ impl Disk {
         }
         let identity = self.identity(page);
         checked.pages += 1;
-        if content::first_wrong(Kind::Random, identity, &words).is_some() {
+        if content::first_wrong(Kind::Steps, identity, &words).is_some() {
             checked.wrong += 1;
             checked.first_wrong.get_or_insert_with(|| {
-                let found = content::explain(Kind::Random, identity, &words);
+                let found = content::explain(Kind::Steps, identity, &words);
                 format!("disk-page-{page}-version-{}-holds-{found}", identity.version)
             });
         }
@@ -181,7 +181,7 @@ impl Disk {
     fn put(&mut self, start: usize, run: usize) -> io::Result<()> {
         let mut words: PageWords = [0; PAGE_WORDS];
         for page in start..start + run {
-            content::write(Kind::Random, self.identity(page), &mut words);
+            content::write(Kind::Steps, self.identity(page), &mut words);
             let at = (page - start) * PAGE_BYTES;
             let bytes = &mut self.buffer.0[at..at + PAGE_BYTES];
             for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {

@@ -33,7 +33,7 @@ pub struct Record {
 /// Writes the content of that number.
 pub fn put(seed: u64, number: u64, page: &mut [u8]) {
     let mut words: PageWords = [0; PAGE_WORDS];
-    content::write(Kind::Random, Identity { seed, page: number, version: 0 }, &mut words);
+    content::write(Kind::Steps, Identity { seed, page: number, version: 0 }, &mut words);
     for (bytes, word) in page.as_chunks_mut::<8>().0.iter_mut().zip(words) {
         *bytes = word.to_le_bytes();
     }

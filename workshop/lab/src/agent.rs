@@ -31,9 +31,11 @@ const UP_MAX: Duration = Duration::from_secs(60);
 /// `DROVEWAY`, or the `droveway` next to the running program.
 #[must_use]
 pub fn binary() -> PathBuf {
-    if let Some(path) = std::env::var_os("DROVEWAY") {
-        return path.into();
-    }
+    std::env::var_os("DROVEWAY").map_or_else(built, PathBuf::from)
+}
+
+/// The `droveway` that was built with the running program.
+fn built() -> PathBuf {
     let here = std::env::current_exe().unwrap_or_default();
     // A test's program is one directory deeper.
     here.ancestors()
@@ -94,8 +96,12 @@ fn programs(binary: &Path) -> Result<Vec<String>> {
     Ok(if takes(binary, "agent", &words)? { words } else { Vec::new() })
 }
 
-/// Whether a command of this program has these options, which is asked once.
+/// Whether a command of this program has these options. One that was built elsewhere is asked,
+/// once.
 fn takes(binary: &Path, command: &'static str, words: &[String]) -> Result<bool> {
+    if binary.is_absolute() && binary == built() {
+        return Ok(true);
+    }
     static ASKED: Mutex<Vec<(PathBuf, &str, bool)>> = Mutex::new(Vec::new());
     let asked = || ASKED.lock().unwrap_or_else(PoisonError::into_inner);
     let is_it = |(path, of, _): &&(PathBuf, &str, bool)| path == binary && *of == command;

@@ -308,7 +308,9 @@ impl Snapshot {
                 let orders = Orders {
                     working_set_bytes: 16 * MIB,
                     rate: 500_000,
-                    write_step_ms: 20,
+                    write_step_ms: 40,
+                    // Each beat of a Linux guest takes two milliseconds of CPU time under TCG.
+                    tick_ms: 100,
                     // On the disk, and in the page cache.
                     file_bytes: 8 * MIB,
                     file_rate: 100_000,

@@ -2,6 +2,7 @@
 //! hand, a kernel, an initramfs. Reports what it does, and does nothing if nothing is missing.
 
 mod accelerator;
+mod answers;
 mod apt;
 mod bare;
 mod download;
@@ -15,12 +16,14 @@ mod qemus;
 mod ssh;
 mod store;
 mod version;
+mod vmlinux;
 
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::{env, fmt, thread};
 
 pub use accelerator::Accelerator;
+pub use answers::qemu_answers;
 pub(crate) use field::OVMF;
 pub use field::{Image, Kernel, Release};
 pub use host_root::HOSTS_QEMU;
@@ -110,7 +113,10 @@ pub fn repository() -> PathBuf {
 /// # Errors
 /// Like [`ensure`].
 pub(crate) fn for_others() -> Result<(&'static str, String)> {
-    let kit = serde_json::to_string(&ensure()?);
+    let kit = ensure()?;
+    helper_initrd(&kit)?;
+    answers::keep(&kit);
+    let kit = serde_json::to_string(&kit);
     let kit = kit.map_err(|error| LabError::Text { what: "the kit", text: error.to_string() })?;
     Ok((KIT_VARIABLE, kit))
 }
@@ -208,6 +214,10 @@ pub fn plugged_memory_initrd(kit: &Kit) -> Result<PathBuf> {
 /// Names what is missing and not available.
 pub fn helper_initrd(kit: &Kit) -> Result<PathBuf> {
     let store = store();
+    if env::var_os(KIT_VARIABLE).is_some() {
+        // Made with the kit: asking cargo again would take each test half a second of a core.
+        return Ok(initramfs::of_helper(&store));
+    }
     let modules = download::helper_modules(&store)?;
     initramfs::with_helper(&store, &kit.initrd, &modules)
 }

@@ -98,7 +98,8 @@ impl<'h> Browser<'h> {
                 "not within {WAIT_MAX:?}: {what}\n{answer:?}\n{}",
                 page()
             );
-            std::thread::sleep(Duration::from_millis(100));
+            // Each look takes the browser and its driver CPU time.
+            std::thread::sleep(Duration::from_millis(250));
         }
     }
 

@@ -426,8 +426,7 @@ impl Commander {
     /// What an agent lists of the last migration that it carries, or has carried.
     #[must_use]
     pub fn progress(&self, from: Side) -> Option<api::Progress> {
-        let listed: Vec<api::Progress> = self.world.get(from, "/v1/migrations");
-        listed.into_iter().next()
+        self.world.migrations(from).into_iter().next()
     }
 
     /// The report of the last migration that an agent has carried from its host, once it has ended.

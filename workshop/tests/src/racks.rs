@@ -1,13 +1,16 @@
 //! A rack that VMs leave, and one to which they move, with an agent on each host.
 
+use std::os::unix::net::UnixStream;
+
 use api::{Outcome, Report};
 use lab::agent::{Agent, agents_with};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Layout, RackHost, Racks};
 use lab::setup::{self, Kit};
 
+use crate::browser::ask;
 use crate::moving::{Moving, complete};
-use crate::world::assert_arrived;
+use crate::world::{assert_arrived, know_qemu};
 
 /// Two hosts that VMs leave, and any number of hosts to which they move.
 pub struct RackWorld {
@@ -44,6 +47,7 @@ impl RackWorld {
             bystanders: false,
         };
         let racks = Racks::new(layout).unwrap();
+        racks.hosts().iter().for_each(|host| know_qemu(&host.host));
         let (others, told) = more(&racks);
         let told: Vec<&str> = told.iter().map(String::as_str).collect();
         let agents = agents_with(&racks, &others, &told).unwrap();
@@ -105,7 +109,10 @@ impl RackWorld {
     /// If it doesn't scan it.
     pub fn wait_looked_at(&self, host: &RackHost, name: &str) {
         crate::world::wait_looked_at(name, || {
-            serde_json::from_str(&self.tells(host, &["show", name, "--json"])).unwrap()
+            let stream = UnixStream::connect(host.host.inside("api.sock")).unwrap();
+            let (status, body) = ask(&stream, "GET", &format!("/v1/vms/{name}"), "", "");
+            assert_eq!(status, 200, "{body}\n{}", self.logs());
+            serde_json::from_str(&body).unwrap()
         });
     }
 

@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 
 use crate::browser::ask;
 
+pub(crate) use agents::know_qemu;
 pub use guests::{bare, guest, own_qmp_argument, twin};
 
 /// Longest time until a change shows, also where other tests have the CPUs.
@@ -228,8 +229,10 @@ impl World {
     fn with(link: Link, usual: impl FnOnce(&Hosts) -> Vec<String>) -> Self {
         let kit = setup::ensure().unwrap();
         let hosts = Hosts::new(link).unwrap();
+        [&hosts.a, &hosts.b].into_iter().for_each(know_qemu);
         let usual = usual(&hosts);
         let words: Vec<&str> = usual.iter().map(String::as_str).collect();
+        let words = agents::scanning_slowly(&words);
         let start = |host| Agent::start_with(&hosts, host, &[], &words).unwrap();
         let agents = [&hosts.a, &hosts.b].map(start);
         Self { agents, usual, by: Vec::new(), hosts, kit }

@@ -1,7 +1,7 @@
 //! A liar in place of the guest's helper, or a helper that dies: each VM arrives as it was, and its
 //! report says what is known of it.
 
-use api::{Phase, Progress, Report};
+use api::{Phase, Report};
 use end_to_end::files::{assert_cached_files, assert_files, wait_helper, with_files};
 use end_to_end::hostile::own_bytes;
 use end_to_end::{MIB, Moving, Side, World, until};
@@ -100,8 +100,7 @@ fn told(world: &World, guest: &Guest, from: Side, lie: &str) -> Report {
 /// nothing.
 fn wait_noted(world: &World, from: Side, id: &str) {
     until("what is missing is noted", || {
-        let told = world.tells(from, &["list", "--migrations", "--json"]);
-        let running: Vec<Progress> = serde_json::from_str(&told).unwrap();
+        let running = world.migrations(from);
         let ours = running.iter().find(|one| one.id == id);
         ours.is_some_and(|ours| ours.notes.iter().any(|note| note.contains(NOT_ALL)))
     });

@@ -179,11 +179,7 @@ fn broken(fault: Fault, channels: u8, more: &[&'static str]) {
     let mut way = commander.way(Side::A, false, channels);
     way.more = more.to_vec();
     commander.begin(Side::A, &way);
-    let on_its_way = || {
-        let listed = commander.world.tells(Side::A, &["list", "--migrations", "--json"]);
-        let listed: Vec<api::Progress> = serde_json::from_str(&listed).unwrap();
-        listed.first().is_some_and(|one| one.percent > 5.0)
-    };
+    let on_its_way = || commander.progress(Side::A).is_some_and(|one| one.percent > 5.0);
     end_to_end::until("pages come", on_its_way);
     match fault {
         Fault::Cancel => drop(commander.at(Side::A).qmp.execute("migrate_cancel", json!({}))),

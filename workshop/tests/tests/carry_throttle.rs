@@ -39,6 +39,8 @@ fn bare_commander(agent: [&str; 2]) -> Commander {
 }
 
 fn of_guest(mut spec: GuestSpec, agent: [&str; 2]) -> Commander {
+    // What it rewrites matters.
+    (spec.orders.random_bytes, spec.orders.text_bytes) = (2 * MIB, 2 * MIB);
     spec.orders.working_set_bytes = 32 * MIB;
     // As evenly as it can, so that its CPU time limits its rate.
     spec.orders.write_step_ms = 0;
@@ -59,7 +61,11 @@ struct Vcpu {
 
 impl Vcpu {
     fn of(commander: &Commander) -> Self {
-        let pid = commander.at(Side::A).pid();
+        Self::at(commander, Side::A)
+    }
+
+    fn at(commander: &Commander, side: Side) -> Self {
+        let pid = commander.at(side).pid();
         let [thread] = vcpu_threads(pid)[..] else { panic!("it has one vCPU") };
         let groups = groups(pid, thread);
         let first = Path::new("/sys/fs/cgroup/cpu");
@@ -146,25 +152,20 @@ fn wait_throttled(commander: &Commander, vcpu: &Vcpu) {
     until("its vCPU is in our group", || vcpu.is_slow());
 }
 
-fn converges(machine: &str, channels: u8) {
-    converges_with(machine, channels, &[]);
-}
-
-/// The same with more capabilities.
-fn converges_with(machine: &str, channels: u8, more: &[&'static str]) {
-    let mut commander = commander(machine, LOW);
-    let vcpu = Vcpu::of(&commander);
-    let mut way = commander.way(Side::A, false, channels);
+/// Moves it, with these capabilities besides the usual ones.
+fn converges(commander: &mut Commander, from: Side, channels: u8, more: &[&'static str]) {
+    let vcpu = Vcpu::at(commander, from);
+    let mut way = commander.way(from, false, channels);
     way.more = more.to_vec();
     // If QEMU measured a high rate for a moment, it could otherwise stop the VM with all that it
     // writes left.
     let limit = json!({ "downtime-limit": 100 });
-    commander.at(Side::A).qmp.execute("migrate-set-parameters", limit).unwrap();
-    commander.begin(Side::A, &way);
-    let ended = commander.follow(Side::A);
+    commander.at(from).qmp.execute("migrate-set-parameters", limit).unwrap();
+    commander.begin(from, &way);
+    let ended = commander.follow(from);
     assert_eq!(ended, "completed", "{}", commander.logs());
     vcpu.assert_as_before();
-    let report = commander.arrive(Side::A);
+    let report = commander.arrive(from);
     let slowed = report.slowed.as_ref().unwrap_or_else(|| {
         panic!("it could not be followed otherwise: {:#?}\n{}", report, commander.logs())
     });
@@ -177,28 +178,25 @@ fn converges_with(machine: &str, channels: u8, more: &[&'static str]) {
     assert!(counted > 0 && report.passes > 2, "{} {counted}", report.passes);
 }
 
-#[runs(alone)]
-#[test]
-fn with_a_classic_stream_it_converges() {
-    converges(NEW, 0);
-}
-
 #[runs(alone, promised)]
 #[test]
 fn with_multifd_it_converges() {
-    converges(NEW, 4);
+    converges(&mut commander(NEW, LOW), Side::A, 4, &[]);
 }
 
 #[runs(alone)]
 #[test]
 fn with_multifd_whose_epochs_are_sections_it_converges() {
-    converges(OLD, 4);
+    converges(&mut commander(OLD, LOW), Side::A, 4, &[]);
 }
 
+/// And back with a QEMU that waits until it is told that it may stop the VM.
 #[runs(alone)]
 #[test]
-fn one_whose_qemu_waits_converges() {
-    converges_with(NEW, 4, &["switchover-ack"]);
+fn with_a_classic_stream_it_converges() {
+    let mut commander = commander(NEW, LOW);
+    converges(&mut commander, Side::A, 0, &[]);
+    converges(&mut commander, Side::B, 4, &["switchover-ack"]);
 }
 
 /// QEMU then decides, as without the agents.

@@ -72,7 +72,9 @@ fn qcow2_there_and_back_under_writes() {
 fn of_a_guest_that_writes_faster_than_the_link() {
     let world = World::new(Link::one(100));
     let mut spec = with_small_disk(&world, "raw");
-    spec.orders.disk_rate = 30_000_000;
+    spec.orders.disk_rate = 20_000_000;
+    // Single pages at this rate would take an emulated guest all of its time.
+    spec.orders.disk_run = 16;
     let guest = world.boot(&spec);
     let moved = world.migrate(&guest, Side::A, &["--disks", "all", "--create-disks"]);
     assert!(moved.disks[0].changed_s.is_some(), "{:?}", moved.disks);

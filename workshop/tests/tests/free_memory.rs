@@ -9,15 +9,15 @@ use lab::setup;
 use marks::runs;
 use serde_json::json;
 
-const FREED: u64 = 128 * MIB;
+const FREED: u64 = 96 * MIB;
 /// What the guest frees where little is enough.
-const LITTLE: u64 = 64 * MIB;
+const LITTLE: u64 = 48 * MIB;
 
 /// Shared memory, as virtiofs and vhost-user need it, of which so much was used once.
 fn spec(freed: u64) -> GuestSpec {
-    let mut spec = guest("1G", 1_000_000);
+    let mut spec = guest("512M", 1_000_000);
     spec.machine = "q35,memory-backend=ram".to_owned();
-    let ram = ["-object", "memory-backend-memfd,id=ram,size=1G,share=on"];
+    let ram = ["-object", "memory-backend-memfd,id=ram,size=512M,share=on"];
     spec.extra.extend(ram.map(str::to_owned));
     spec.kernel_words = "init_on_alloc=0";
     spec.orders.freed_bytes = freed;
@@ -84,10 +84,10 @@ fn without_a_balloon_all_is_read() {
     let world = World::new(Link::one(200));
     let guest = world.boot(&spec(LITTLE));
     let doctor = world.tells(Side::A, &["doctor"]);
-    assert!(doctor.contains("all 1024 MiB of its"), "{doctor}");
+    assert!(doctor.contains("all 512 MiB of its"), "{doctor}");
     let free = predicted(&world);
     assert!(!free.hinted && free.unused_shared_bytes > 200 * MIB, "{free:?}");
-    assert!(free.reading_s > 0.0 && free.unused_shared_bytes < 1024 * MIB, "{free:?}");
+    assert!(free.reading_s > 0.0 && free.unused_shared_bytes < 512 * MIB, "{free:?}");
     let report = world.migrate(&guest, Side::A, &[]);
     assert!(report.free_bytes < 16 * MIB, "{} are left out", report.free_bytes);
     assert_ahead(&report);

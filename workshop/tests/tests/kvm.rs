@@ -66,7 +66,8 @@ fn inline_with_a_dirty_log() {
 fn with_rings(spec: &mut GuestSpec) {
     spec.dirty_ring = Some(65536);
     (spec.orders.repeated, spec.orders.rate) = (false, 100_000);
-    (spec.orders.random_bytes, spec.orders.working_set_bytes) = (MIB / 2, MIB);
+    // Each word by an instruction, which may be emulated.
+    (spec.orders.random_bytes, spec.orders.working_set_bytes) = (MIB / 4, MIB / 2);
 }
 
 /// Each vCPU has a ring.

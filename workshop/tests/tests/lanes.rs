@@ -114,7 +114,7 @@ fn a_lane_whose_connection_is_cut() {
 #[test]
 fn a_lane_that_is_cut_with_disk_blocks_in_the_air() {
     let world = World::new(TWO_NICS);
-    let mut spec = with_disk(&world, "raw", 4_000_000);
+    let mut spec = with_disk(&world, "raw", 1_500_000);
     spec.orders.random_bytes = 64 * MIB;
     let guest = world.boot(&spec);
     let args = ["--lanes", "2", "--disks", "all", "--create-disks", "--compress", "off"];

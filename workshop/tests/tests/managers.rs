@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 const RATE: u64 = 5_000_000;
 /// A size that QEMU's TCG tracks correctly next to another RAM block: no multiple of 256 KiB.
-const ODD: &str = "196612k";
+const ODD: &str = "131076k";
 const PLUGGED: u64 = 256 * MIB;
 /// More than the machine's initial memory.
-const FILLED: u64 = 200 * MIB;
+const FILLED: u64 = 136 * MIB;
 
 /// The guest's memory exceeds the machine's initial memory: most of what it checks is in plugged
 /// memory. Each QEMU sends it by another kind of stream.

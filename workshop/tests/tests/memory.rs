@@ -44,7 +44,7 @@ fn two_numa_backends() {
 #[test]
 fn untouched_memory_above_4_gib_stays_untouched() {
     let world = World::new(Link::one(200));
-    let mut spec = guest("4352M", 60_000_000);
+    let mut spec = guest("4352M", 15_000_000);
     // Linux uses the upper end first.
     spec.orders.working_set_bytes = 64 * MIB;
     let guest = world.boot(&spec);

@@ -1,6 +1,6 @@
 //! Agents end and start again; VMs don't notice.
 
-use api::{Outcome, Phase, Progress, VmStatus};
+use api::{Outcome, Phase, VmStatus};
 use end_to_end::disk::{allocated_bytes, assert_still, image, mirrors, with_still_disk};
 use end_to_end::faults::phase;
 use end_to_end::{MIB, Moving, Side, World, bare, own_qmp_argument, until};
@@ -67,10 +67,7 @@ fn the_sources_agent_dies_while_pages_fly() {
     until("QEMU's settings are back", || settings(&owners) == before);
     world.assert_stayed(&guest, Side::A, pid);
     assert_eq!(world.vm(Side::A, "web1").unwrap().problem, None);
-    let listed = || -> Vec<Progress> {
-        let listed = world.tells(Side::A, &["list", "--migrations", "--json"]);
-        serde_json::from_str(&listed).unwrap()
-    };
+    let listed = || world.migrations(Side::A);
     until("the move is in the history", || !listed().is_empty());
     let [ended] = listed().try_into().unwrap();
     let Some(Outcome::Failed(why)) = &ended.outcome else { panic!("{ended:?}") };

@@ -23,7 +23,7 @@ fn with_disk(world: &World) -> (GuestSpec, PathBuf) {
     (spec.orders.random_bytes, spec.orders.text_bytes) = (2 * MIB, 2 * MIB);
     spec.orders.working_set_bytes = 4 * MIB;
     spec.orders.disk_bytes = DISK_BYTES;
-    spec.orders.disk_rate = 1_000_000;
+    spec.orders.disk_rate = 400_000;
     let drive = format!("file={},format=raw,if=virtio,id=data", image.display());
     spec.extra.extend(["-drive".to_owned(), drive]);
     (spec, image)

@@ -17,6 +17,8 @@ const LOW: [&str; 2] = ["--throttle-floor", "5"];
 fn writer(name: &str, rate: u64) -> GuestSpec {
     let mut spec = guest("192M", rate);
     spec.name = name.to_owned();
+    // What it rewrites matters.
+    (spec.orders.random_bytes, spec.orders.text_bytes) = (2 * MIB, 2 * MIB);
     spec.orders.working_set_bytes = 32 * MIB;
     // As evenly as it can, so that its CPU time limits its rate.
     spec.orders.write_step_ms = 0;
@@ -32,11 +34,9 @@ fn bare_writer(rate: u64) -> GuestSpec {
 /// A link of half the rate.
 const HALF_LINK: u32 = LINK / 2;
 
-/// For that link, a guest with half as much to write and to copy, for what lasts until there is no
-/// progress.
+/// For that link, a guest with half as much to write, for what lasts until there is no progress.
 fn half_a_writer() -> GuestSpec {
     let mut spec = bare_writer(HARD / 2);
-    (spec.orders.random_bytes, spec.orders.text_bytes) = (4 * MIB, 4 * MIB);
     spec.orders.working_set_bytes /= 2;
     spec
 }

@@ -9,7 +9,7 @@ use marks::runs;
 #[test]
 fn a_move_is_watched_and_cancelled_and_the_next_one_is_in_the_history() {
     let world = World::new(Link::one(100));
-    let mut spec = bare("256M", 60_000_000);
+    let mut spec = bare("256M", 30_000_000);
     // More than the link carries, so the move has no end.
     spec.orders.working_set_bytes = 32 * MIB;
     let guest = world.boot(&spec);

@@ -37,7 +37,7 @@ impl Trickling {
         let mut world = World::new(Link::one(100));
         let proxies = Proxies::start(&world.hosts, 1);
         world.tell_agents(vec!["--peers".to_owned(), Proxies::peers(&world.hosts)]);
-        let mut spec = bare("256M", 60_000_000);
+        let mut spec = bare("256M", 25_000_000);
         spec.orders.working_set_bytes = 32 * MIB;
         spec.extra.extend(own_qmp_argument(&spec.name));
         let guest = world.boot(&spec);

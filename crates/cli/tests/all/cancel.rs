@@ -8,7 +8,7 @@ use api::VmStatus;
 use crate::host::{Host, Hosts, kill, text};
 
 /// Enough RAM that QEMU takes seconds to scan its zero pages.
-const LARGE: &str = "-m 3072";
+const LARGE: &str = "-m 2048";
 
 /// Starts a migration and waits for its first pass.
 fn begin(host: &Host) -> (Child, BufReader<std::process::ChildStderr>) {
@@ -37,7 +37,7 @@ fn assert_stayed(hosts: &Hosts, pid: u32) {
 #[test]
 fn ctrl_c_cancels_and_says_where_the_vm_is() {
     let hosts = Hosts::new(["a", "b"]);
-    let pid = hosts.hosts[0].run("web1", LARGE);
+    let pid = hosts.hosts[0].run_halted("web1", LARGE);
     let (child, _lines) = begin(&hosts.hosts[0]);
     kill("INT", child.id());
     let output = child.wait_with_output().unwrap();
@@ -49,7 +49,7 @@ fn ctrl_c_cancels_and_says_where_the_vm_is() {
 #[test]
 fn another_command_cancels() {
     let hosts = Hosts::new(["a", "b"]);
-    let pid = hosts.hosts[0].run("web1", LARGE);
+    let pid = hosts.hosts[0].run_halted("web1", LARGE);
     let (child, _lines) = begin(&hosts.hosts[0]);
     let id = hosts.hosts[0].vm("web1").unwrap().migration.unwrap();
     assert!(hosts.hosts[0].refuses(&["stop", "web1"]).contains(&format!("droveway cancel {id}")));
@@ -63,7 +63,7 @@ fn another_command_cancels() {
 #[test]
 fn an_agent_that_is_told_to_end_cancels_first() {
     let mut hosts = Hosts::new(["a", "b"]);
-    let pid = hosts.hosts[0].run("web1", LARGE);
+    let pid = hosts.hosts[0].run_halted("web1", LARGE);
     for ended in [0, 1] {
         let (child, mut lines) = begin(&hosts.hosts[0]);
         hosts.hosts[ended].end("TERM");

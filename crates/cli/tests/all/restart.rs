@@ -63,7 +63,7 @@ fn a_vm_that_died_without_its_agent_is_shown_dead() {
 fn a_log_that_grew_without_an_agent_is_emptied_by_the_next_one() {
     let mut hosts = Hosts::new(["a"]);
     let a = &mut hosts.hosts[0];
-    a.run("web1", "-m 64");
+    a.run_halted("web1", "-m 64");
     a.end("KILL");
     let log = a.state().join("vms/web1/qemu.log");
     let kept = log.with_file_name("qemu.log.1");
@@ -88,10 +88,10 @@ fn an_agent_with_too_few_open_files_ends_no_vm() {
     let names = ["web1", "web2", "web3", "web4"];
     let mut hosts = Hosts::new(["a"]);
     let a = &mut hosts.hosts[0];
-    let pids = names.map(|name| a.run(name, "-m 64"));
+    let pids = names.map(|name| a.run_halted(name, "-m 64"));
     a.end("KILL");
     let (mut answered, mut lacked) = (0, 0);
-    for files in (8..80).step_by(2) {
+    for files in (8..80).step_by(3) {
         match a.start_with_files(&files.to_string()) {
             true => {
                 answered += 1;
@@ -128,7 +128,7 @@ fn an_agent_raises_its_limit_of_open_files_for_itself_only() {
     };
     assert_eq!(soft_limit(a.pid()), "2048");
     // Programs that QEMU starts may try all descriptors below the limit.
-    assert_eq!(soft_limit(a.run("web1", "-m 64")), "512");
+    assert_eq!(soft_limit(a.run_halted("web1", "-m 64")), "512");
 }
 
 #[test]

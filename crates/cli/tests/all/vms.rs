@@ -8,7 +8,7 @@ use crate::host::{Hosts, is_alive, kill, qemu};
 fn a_vm_is_run_listed_shown_and_stopped() {
     let hosts = Hosts::new(["a"]);
     let [a] = &hosts.hosts[..] else { unreachable!() };
-    let pid = a.run("web1", "-m 64");
+    let pid = a.run_halted("web1", "-m 64");
 
     let list = a.says(&["list"]);
     let row = list.lines().find(|line| line.starts_with("web1")).unwrap();
@@ -63,7 +63,7 @@ fn qemus_own_words_are_shown_when_it_does_not_start() {
 fn a_dead_vm_says_why_until_it_is_stopped() {
     let hosts = Hosts::new(["a"]);
     let [a] = &hosts.hosts[..] else { unreachable!() };
-    let pid = a.run("web1", "-m 64");
+    let pid = a.run_halted("web1", "-m 64");
     kill("TERM", pid);
     // QEMU takes a moment to end, and `list` notices it.
     while a.vm("web1").unwrap().status != VmStatus::Dead {
@@ -81,12 +81,12 @@ fn how_vms_can_get_another_qemu_is_shown() {
     let [a] = &hosts.hosts[..] else { unreachable!() };
     let inside = |name: &str| hosts.dir.path().join(name).display().to_string();
     let object = "-object memory-backend-file,id=r,size=64M,share=on,mem-path=";
-    a.run("shared", &format!("-m 64 {object}{} -machine memory-backend=r", inside("ram")));
-    a.run("private", "-m 64");
+    a.run_halted("shared", &format!("-m 64 {object}{} -machine memory-backend=r", inside("ram")));
+    a.run_halted("private", "-m 64");
     let options = ["-machine", "q35,accel=tcg", "-nodefaults", "-display", "none", "-m", "64"];
     let qemu = qemu();
     a.says(&[&["run", "made", "--hand-over", "--", &qemu][..], &options].concat());
-    a.run("talks", &format!("-m 64 -serial unix:{},server=on,wait=off", inside("talk")));
+    a.run_halted("talks", &format!("-m 64 -serial unix:{},server=on,wait=off", inside("talk")));
     let shown = a.says(&["upgrade", "--all", "--dry-run"]);
     let row = |name: &str| shown.lines().find(|line| line.starts_with(name)).unwrap();
     assert!(row("shared").contains("handed over"), "{shown}");

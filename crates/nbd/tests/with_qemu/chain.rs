@@ -14,7 +14,7 @@ use crate::vm::Vm;
 use crate::{noise, say};
 
 const MIB: usize = 1 << 20;
-const DISK: usize = 256 * MIB;
+const DISK: usize = 128 * MIB;
 
 /// Forwards requests from the server to the client, without lanes. A request is answered
 /// when it is done at the destination; QEMU never has overlapping ones in flight.
@@ -52,7 +52,7 @@ fn a_disk_moves_from_vm_to_vm_with_its_holes() {
     for (from, to) in [("raw", "raw"), ("qcow2", "raw"), ("raw", "qcow2")] {
         let dir = tempdir().unwrap();
         let mut content = vec![0; DISK];
-        for at in [0, 100 * MIB, 255 * MIB] {
+        for at in [0, 50 * MIB, 127 * MIB] {
             content[at..at + MIB].copy_from_slice(&noise(at as u64, MIB));
         }
         fs::write(dir.path().join("plain"), &content).unwrap();
@@ -71,12 +71,12 @@ fn a_disk_moves_from_vm_to_vm_with_its_holes() {
         content[10 * MIB..11 * MIB].fill(77);
         source.wait_ready();
         for round in 0..20_usize {
-            let at = 120 * MIB + round * 700 * 512;
+            let at = 60 * MIB + round * 700 * 512;
             source.guest(&format!("write -P {} {at} 2560", round + 1));
             content[at..at + 2560].fill(u8::try_from(round).unwrap() + 1);
         }
-        source.guest("write -z -u 100M 512k");
-        content[100 * MIB..100 * MIB + (512 << 10)].fill(0);
+        source.guest("write -z -u 50M 512k");
+        content[50 * MIB..50 * MIB + (512 << 10)].fill(0);
         source.drain();
         passing.join().unwrap();
         destination.stop_export();

@@ -53,8 +53,11 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
         state ^= state << 17;
         state.to_le_bytes()
     };
-    let mut out: Vec<u8> =
-        std::iter::repeat_with(&mut next).take(bytes / 8 + 1).flatten().collect();
+    let mut out = Vec::with_capacity(bytes + 8);
+    // Not byte by byte: this is compiled without optimization.
+    while out.len() < bytes {
+        out.extend_from_slice(&next());
+    }
     out.truncate(bytes);
     out
 }

@@ -24,6 +24,10 @@ fn image(dir: &std::path::Path, format: &str) -> Vec<u8> {
 
 fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
     assert_eq!(one.len(), other.len());
+    // As a whole first: byte by byte takes seconds without optimization.
+    if one == other {
+        return None;
+    }
     one.iter().zip(other).position(|(one, other)| one != other)
 }
 

@@ -270,6 +270,8 @@ fn wait_until_nothing_is_dirty(outgoing: &Outgoing) {
         if progress.dirty_sync_count >= 20 && progress.remaining_bytes == 0 {
             return;
         }
+        // Questions without a pause would keep a core busy, and QEMU's main loop another.
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

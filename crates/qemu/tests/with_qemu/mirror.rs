@@ -109,7 +109,9 @@ impl Source {
             tool("qemu-img", &["create", "-q", "-f", format, text(&path), "256M"]);
             let writes = ["write -P 7 10M 20M", "write -P 0 100M 8M"];
             tool("qemu-io", &["-f", format, "-c", writes[0], "-c", writes[1], text(&path)]);
-            fs::copy(&path, images.path().join(format!("{format}.before"))).unwrap();
+            let before = images.path().join(format!("{format}.before"));
+            // `fs::copy` would write what is missing in the image as zeros.
+            tool("cp", &["--sparse=always", text(&path), text(&before)]);
         }
         let dir = tempfile::tempdir().unwrap();
         let machine = try_start(&drives_with(images.path(), cache), dir.path()).unwrap();

@@ -1,11 +1,12 @@
 //! Runs a world without further failures: agents restart, messages arrive, waits time out.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use switchover::journal::Side;
 use switchover::source::{By, Phase};
 use switchover::{Doubt, Resolution};
 
+use crate::mixer::Seen;
 use crate::step::Step;
 use crate::world::{Agent, DestinationQemu, SourceQemu, World};
 
@@ -19,7 +20,7 @@ const SIDES: [Side; 2] = [Side::Source, Side::Destination];
 /// The worlds that were found to end well.
 #[derive(Default)]
 pub(crate) struct Calm {
-    seen: HashSet<u64>,
+    seen: Seen,
 }
 
 impl Calm {

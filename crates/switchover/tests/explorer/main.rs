@@ -16,6 +16,7 @@
 
 mod calm;
 mod effect;
+mod mixer;
 mod mutation;
 mod said;
 mod search;

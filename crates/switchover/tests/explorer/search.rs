@@ -5,6 +5,7 @@ use std::fmt;
 use std::mem::discriminant;
 
 use crate::calm::Calm;
+use crate::mixer::Seen;
 use crate::mutation::Mutation;
 use crate::step::Step;
 use crate::world::World;
@@ -76,14 +77,14 @@ pub(crate) fn explore(mutation: Mutation, run: bool, faults: u8) -> Found {
 
 struct Search {
     first: World,
-    seen: HashSet<u64>,
+    seen: Seen,
     parents: Vec<(usize, Step)>,
     calm: Calm,
 }
 
 impl Search {
     fn new(first: World) -> Self {
-        Self { first, seen: HashSet::new(), parents: Vec::new(), calm: Calm::default() }
+        Self { first, seen: Seen::default(), parents: Vec::new(), calm: Calm::default() }
     }
 
     fn violation(&self, mut number: usize, last: Option<Step>, what: String) -> Violation {

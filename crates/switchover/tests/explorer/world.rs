@@ -1,11 +1,12 @@
 //! The state of the model: two agents, two disks, two QEMUs, two hosts, and the messages sent.
 
 use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 
 use switchover::journal::Side;
 use switchover::{Doubt, Found, MigrationId, destination, source};
 
+use crate::mixer::Mixer;
 use crate::mutation::Mutation;
 pub(crate) use crate::said::Said;
 
@@ -193,7 +194,7 @@ impl World {
 
     /// Identifies the world.
     pub(crate) fn fingerprint(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = Mixer::default();
         (self.said, self.faults_left).hash(&mut hasher);
         self.calm_fingerprint().hash(&mut hasher);
         hasher.finish()
@@ -201,7 +202,7 @@ impl World {
 
     /// Identifies it without regard to messages sent and faults left.
     pub(crate) fn calm_fingerprint(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = Mixer::default();
         (&self.source, &self.destination).hash(&mut hasher);
         (self.source_disk, self.destination_disk).hash(&mut hasher);
         (self.source_qemu, self.destination_qemu).hash(&mut hasher);

@@ -8,12 +8,15 @@ use std::process::Command;
 use crate::error::{FileContext, LabError, Result};
 use crate::program;
 use crate::setup::apt::{Apt, Scratch, Sources};
-use crate::setup::say;
+use crate::setup::{say, vmlinux};
 
 /// Small kernels with virtio and serial ports built in; the first one that the distribution has is
 /// taken.
 const KERNEL_PACKAGES: [&str; 3] =
     ["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64"];
+
+/// What guests boot: the kernel unpacked, or the package's image where that can't be done.
+const KERNEL: &str = "vmlinux";
 
 /// Drivers that kernel packages have as modules. A driver without a module is built in.
 const MODULES: [&str; 7] = [
@@ -41,6 +44,13 @@ const BTRFS_MODULES: [&str; 4] = ["xor", "raid6_pq", "zstd_compress", "btrfs"];
 /// For memory that is plugged while the guest runs.
 const PLUGGED_MEMORY_MODULES: [&str; 1] = ["virtio_mem"];
 
+/// The end of a signed module.
+const SIGNED: &[u8] = b"~Module signature appended~\n";
+/// The kernel's `struct module_signature`.
+const DESCRIPTION_BYTES: usize = 12;
+/// The name of a module's section of types, among other names.
+const TYPES: &[u8] = b"\0.BTF\0";
+
 /// The server that a guest may have, and its package.
 const SERVER_PACKAGE: &str = "memcached";
 /// Where packages have libraries, with and without a merged `/usr`.
@@ -64,7 +74,7 @@ pub(super) const LINKER: &str = "ld-linux-x86-64.so.2";
 /// The guests' kernel, and the directory of its modules.
 pub(super) fn kernel(store: &Path) -> Result<(PathBuf, PathBuf)> {
     let home = store.join("kernel");
-    let kernel = (home.join("vmlinuz"), home.join("modules"));
+    let kernel = (home.join(KERNEL), home.join("modules"));
     let is_whole = MORE_MODULES.iter().all(|(dir, _)| home.join(dir).is_dir());
     if kernel.0.is_file() && is_whole {
         return Ok(kernel);
@@ -88,12 +98,14 @@ pub(super) fn kernel(store: &Path) -> Result<(PathBuf, PathBuf)> {
         })
         .ok_or(LabError::Missing { what: format!("the kernel in {package}") })?;
     let new = Scratch::new(store, "kernel-kept")?;
-    fs::rename(&image, new.0.join("vmlinuz")).at("take", &image)?;
+    let packed = fs::read(&image).at("read", &image)?;
+    let kept = new.0.join(KERNEL);
+    fs::write(&kept, vmlinux::unpacked(&packed).unwrap_or(packed)).at("write", &kept)?;
     keep_modules(&MODULES, &scratch.0.join("lib"), &new.0.join("modules"))?;
     for (dir, names) in MORE_MODULES {
         keep_modules(names, &scratch.0.join("lib"), &new.0.join(dir))?;
     }
-    // A store made earlier has fewer modules.
+    // A store made earlier has fewer modules, or another kernel.
     if home.is_dir() {
         fs::remove_dir_all(&home).at("remove", &home)?;
     }
@@ -177,6 +189,28 @@ fn linked(text: &str) -> Vec<PathBuf> {
     text.lines().filter_map(path).collect()
 }
 
+/// A module without its signature, and with a section of types that the kernel doesn't find. A guest
+/// can do without both, and an emulated one takes a while to check them: with the first types, all
+/// of the kernel's own.
+fn lean(mut module: Vec<u8>) -> Vec<u8> {
+    if let Some(signed) = module.strip_suffix(SIGNED) {
+        let Some(bytes) = unsigned_bytes(signed) else { return module };
+        module.truncate(bytes);
+    }
+    if let Some(at) = module.windows(TYPES.len()).position(|it| it == TYPES) {
+        module[at..at + TYPES.len()].make_ascii_lowercase();
+    }
+    module
+}
+
+/// The length of what a signature follows, and then the signature's description, which ends with
+/// its length.
+fn unsigned_bytes(signed: &[u8]) -> Option<usize> {
+    let (rest, length) = signed.split_last_chunk()?;
+    let length = usize::try_from(u32::from_be_bytes(*length)).ok()?;
+    rest.len().checked_sub(DESCRIPTION_BYTES - 4)?.checked_sub(length)
+}
+
 /// Copies modules out of a package, uncompressed, as the kernel takes them.
 fn keep_modules(names: &[&str], from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).at("create", to)?;
@@ -197,7 +231,7 @@ fn keep_modules(names: &[&str], from: &Path, to: &Path) -> Result<()> {
             None => fs::read(path).at("read", path)?,
         };
         let kept = to.join(format!("{name}.ko"));
-        fs::write(&kept, module).at("write", &kept)?;
+        fs::write(&kept, lean(module)).at("write", &kept)?;
     }
     Ok(())
 }
@@ -218,7 +252,20 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
-    use super::linked;
+    use super::{SIGNED, lean, linked};
+
+    #[test]
+    fn modules_lose_signatures_and_types() {
+        let plain = b"\x7fELF code\0.text\0.BTF\0.BTF_ids\0".to_vec();
+        let expected = b"\x7fELF code\0.text\0.btf\0.BTF_ids\0".to_vec();
+        assert_eq!(lean(plain.clone()), expected);
+        let description = b"\0\0\x02\0\0\0\0\0\0\0\0\x05";
+        let signed = [&plain[..], &b"proof"[..], &description[..], SIGNED].concat();
+        assert_eq!(lean(signed), expected);
+        // A length that can't be.
+        let odd = [&b"short"[..], &[0xff; 12][..], SIGNED].concat();
+        assert_eq!(lean(odd.clone()), odd);
+    }
 
     #[test]
     fn finds_what_is_linked() {

@@ -6,8 +6,10 @@
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 use super::apt::{Scratch, debian_mirror};
 use super::initramfs::linked_statically;
@@ -258,9 +260,16 @@ fn image_with(release: Release, more: &More) -> Result<Image> {
     }
     require_root_of_all()?;
     install::missing(&PROGRAMS)?;
-    let root = root(&store, release, more)?;
+    let scratch = Scratch::new(&store, "helper")?;
+    // Both take minutes, and a root mostly waits.
+    let (root, package) = thread::scope(|scope| {
+        let building = scope.spawn(|| helper_package(&store, &scratch.0));
+        let root = root(&store, release, more);
+        (root, building.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    let (root, package) = (root?, package?);
     write(&root, "usr/local/sbin/lab-guest", &check, 0o755)?;
-    install_helper(&store, &root)?;
+    install_helper(&root, &package)?;
     furnish(&root, more)?;
     if image.home.is_dir() {
         fs::remove_dir_all(&image.home).at("remove", &image.home)?;
@@ -332,17 +341,24 @@ pub(super) fn kept_root(
     Ok(root)
 }
 
-/// Installs the guest's helper from its package, as its owner would.
-fn install_helper(store: &Path, root: &Path) -> Result<()> {
+/// Builds the package of the guest's helper.
+fn helper_package(store: &Path, into: &Path) -> Result<PathBuf> {
     say("building the package of the guest's helper (some minutes the first time)");
     let store = fs::canonicalize(store).at("find", store)?;
-    let package = fs::canonicalize(root).at("find", root)?.join(HELPER_PACKAGE);
+    let package = fs::canonicalize(into).at("find", into)?.join("droveway-guest.deb");
     let mut build = Command::new(repository().join("scripts/packages"));
     // A directory of its own: this is root, and others may build in the usual one.
     build.arg("guest").arg(&package).env("CARGO_TARGET_DIR", store.join("package"));
     // Flags of the build that runs this would replace the script's.
     build.env_remove("CARGO_ENCODED_RUSTFLAGS");
     program::output(&mut build)?;
+    Ok(package)
+}
+
+/// Installs the guest's helper from its package, as its owner would.
+fn install_helper(root: &Path, package: &Path) -> Result<()> {
+    let copy = root.join(HELPER_PACKAGE);
+    fs::copy(package, &copy).at("copy", package)?;
     install_package(root, HELPER_PACKAGE)
 }
 

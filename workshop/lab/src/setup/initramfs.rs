@@ -11,6 +11,7 @@ use crate::program;
 use crate::setup::{download::LINKER, repository, say, store};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
+const WITH_HELPER: &str = "initrd-helper";
 
 /// Builds the guests' program.
 pub(super) fn guest(store: &Path) -> Result<Vec<u8>> {
@@ -52,13 +53,18 @@ pub(super) fn linked_statically(store: &Path, name: &str) -> Result<Vec<u8>> {
     fs::read(&binary).at("read", &binary)
 }
 
+/// Path of the initramfs with the helper, once it is made.
+pub(super) fn of_helper(store: &Path) -> PathBuf {
+    store.join(WITH_HELPER)
+}
+
 /// Adds the helper, which reports what is in the page cache.
 pub(super) fn with_helper(store: &Path, initrd: &Path, modules: &Path) -> Result<PathBuf> {
     let mut archive = Archive::default();
     archive.directory("modules");
     add_files(&mut archive, "modules", modules)?;
     archive.program("droveway-guest", &linked_statically(store, "droveway-guest")?);
-    after(store, initrd, "initrd-helper", archive)
+    after(store, initrd, WITH_HELPER, archive)
 }
 
 /// Adds more drivers.

@@ -13,7 +13,7 @@ use crate::{MIB, Side, assert_intact, guest};
 
 const RATE: u64 = 5_000_000;
 const DISK_BYTES: u64 = 64 * MIB;
-const DISK_WRITTEN: u64 = 16 * MIB;
+const DISK_WRITTEN: u64 = 8 * MIB;
 const RESIZED_BYTES: u64 = 96 * MIB;
 
 /// A moved domain, with a guest of the lab's own and a disk that moves with it.
@@ -38,8 +38,11 @@ impl CarriedDomain {
         let qemu = Qemu { program: kit.qemu.clone(), version: kit.qemu_version };
         let mut spec = guest("256M", RATE);
         spec.no_reboot = false;
+        // Both are checked after each row.
+        (spec.orders.random_bytes, spec.orders.text_bytes) = (4 * MIB, 2 * MIB);
+        spec.orders.working_set_bytes = 4 * MIB;
         spec.orders.disk_bytes = DISK_WRITTEN;
-        spec.orders.disk_rate = MIB;
+        spec.orders.disk_rate = MIB / 4;
         let mut domain = Domain::new(spec);
         domain.disks = vec![disk(&carried, Side::A, DISK_BYTES)];
         let guest = carried.world.start(&domain, &qemu);

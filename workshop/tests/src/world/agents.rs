@@ -1,16 +1,38 @@
 //! The agents of both hosts, which a test starts, kills and restarts.
 
-use std::fs::File;
+use std::fs::{self, DirBuilder, File};
 use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use lab::agent::{Agent, peers};
 use lab::hosts::{Host, RUN_DIR};
+use lab::setup;
 
 use super::{Side, World};
 
 /// The agent's file, as the package has it.
 const PACKAGES_FILE: &str = "/etc/droveway/agent.toml";
+
+/// These arguments, and a slower scan of VMs at rest than the usual one, unless they or a file
+/// choose it: few tests need what it finds, and it takes up to a twentieth of a core for each agent.
+pub(super) fn scanning_slowly<'a>(args: &[&'a str]) -> Vec<&'a str> {
+    let is_chosen = ["--scan-cpu", "--config"].iter().any(|option| args.contains(option));
+    let scan: &[&'a str] = if is_chosen { &[] } else { &["--scan-cpu", "1%"] };
+    [args, scan].concat()
+}
+
+/// Makes a host's state directory with what the kit's QEMU can do, which its agent would query
+/// otherwise.
+pub(crate) fn know_qemu(host: &Host) {
+    let state = host.run_dir.join("state");
+    DirBuilder::new().mode(0o700).create(&state).unwrap();
+    let answers = setup::qemu_answers();
+    if let Some(name) = answers.file_name() {
+        // There are none if no suite runs this test.
+        let _ = fs::copy(&answers, state.join(name));
+    }
+}
 
 impl World {
     /// Restarts both agents, with these arguments instead of their usual ones.
@@ -29,7 +51,8 @@ impl World {
     /// If it doesn't start.
     pub fn restart_agent_with(&mut self, side: Side, more: &[&str]) {
         self.kill_agent(side);
-        let agent = Agent::start_with(&self.hosts, self.host(side), &[], more).unwrap();
+        let more = scanning_slowly(more);
+        let agent = Agent::start_with(&self.hosts, self.host(side), &[], &more).unwrap();
         self.agents[side as usize] = agent;
     }
 
@@ -89,7 +112,7 @@ impl World {
     pub fn share_a_rack(&mut self) {
         let peers = peers(&self.hosts).replace("nics =", "rack = \"r1\"\nnics =");
         for side in [Side::A, Side::B] {
-            std::fs::write(self.host(side).run_dir.join("rack.toml"), &peers).unwrap();
+            fs::write(self.host(side).run_dir.join("rack.toml"), &peers).unwrap();
         }
         let peers = format!("{RUN_DIR}/rack.toml");
         self.tell_agents_also(&["--peers", &peers, "--rack", "r1"]);
@@ -132,6 +155,7 @@ impl World {
     /// If it doesn't start.
     pub fn start_agent_by(&mut self, side: Side, by: &[&str]) {
         let usual: Vec<&str> = self.usual.iter().map(String::as_str).collect();
+        let usual = scanning_slowly(&usual);
         let agent = Agent::start_with(&self.hosts, self.host(side), by, &usual).unwrap();
         self.agents[side as usize] = agent;
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Outcome, Report, VmStatus, VmSummary};
+use api::{Outcome, Progress, Report, VmStatus, VmSummary};
 use lab::fatal::{Kind, fatal};
 use lab::guest::Guest;
 use qemu::qmp::Qmp;
@@ -48,6 +48,12 @@ impl World {
     pub fn migrate(&self, guest: &Guest, from: Side, args: &[&str]) -> Report {
         let moving = self.begin(guest, from, args);
         self.arrive(guest, from, moving)
+    }
+
+    /// The migrations that a host's agent runs or has run, the newest first.
+    #[must_use]
+    pub fn migrations(&self, side: Side) -> Vec<Progress> {
+        self.get(side, "/v1/migrations")
     }
 
     /// Waits for the end of a migration, which must succeed.
