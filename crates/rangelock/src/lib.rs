@@ -8,8 +8,8 @@
 //! for a range.
 //!
 //! PMigrate has a skip list. Here there are as many ranges as threads that place
-//! pages of one guest, a few dozen at most: a scan of them takes no longer than
-//! the levels of a skip list do, and a batch takes a thousand times as long.
+//! pages of one guest. A scan of eight takes half as long as the levels of a skip
+//! list, of thirty as long (docs/benchmarks/parts.md).
 //!
 //! # Guarantees
 //! - No two guards whose ranges overlap exist at the same time.
