@@ -119,7 +119,7 @@ fn chunk(item: &[u8], address: u64, on: Number) -> Option<Linear> {
     let kind = word(24)?;
     let is_plain = kind & DATA != 0 && kind & COPIES == 0 && stripes == 1;
     let (sectors, place) = (word(0)? / SECTOR_BYTES, word(56)? / SECTOR_BYTES);
-    is_plain.then(|| Linear { start: address / SECTOR_BYTES, sectors, on, first_sector: place })
+    is_plain.then_some(Linear { start: address / SECTOR_BYTES, sectors, on, first_sector: place })
 }
 
 #[cfg(test)]
