@@ -24,7 +24,6 @@ mod shape;
 mod start;
 
 use std::path::Path;
-use std::sync::OnceLock;
 
 use qemu::machine::{By, GuestPort, Machine, Start, StartError, UP_MAX};
 
@@ -65,15 +64,6 @@ fn program() -> String {
     std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
 }
 
-/// No test here needs a guest that does something.
-fn firmware() -> &'static str {
-    static PATH: OnceLock<String> = OnceLock::new();
-    PATH.get_or_init(|| {
-        let path = test_scope::firmware(Path::new(env!("CARGO_TARGET_TMPDIR")));
-        path.to_str().unwrap().to_owned()
-    })
-}
-
 /// QEMU's command line with these arguments, split at spaces.
 fn argv(arguments: &str) -> Vec<String> {
     argv_of(&program(), arguments)
@@ -83,9 +73,11 @@ fn argv(arguments: &str) -> Vec<String> {
 /// accelerator that works, so TCG is left out where another one is named.
 fn argv_of(program: &str, arguments: &str) -> Vec<String> {
     let accelerator = if arguments.contains("-accel ") { "" } else { "-accel tcg" };
-    let words = [program, "-nodefaults -display none", accelerator, arguments];
-    let words = words.iter().flat_map(|part| part.split_whitespace());
-    words.chain(["-bios", firmware()]).map(str::to_owned).collect()
+    [program, "-nodefaults -display none", accelerator, arguments]
+        .iter()
+        .flat_map(|part| part.split_whitespace())
+        .map(str::to_owned)
+        .collect()
 }
 
 fn try_start(arguments: &str, dir: &Path) -> Result<Machine, StartError> {
