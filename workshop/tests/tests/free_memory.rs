@@ -12,13 +12,16 @@ use serde_json::json;
 const FREED: u64 = 96 * MIB;
 /// What the guest frees where little is enough.
 const LITTLE: u64 = 48 * MIB;
+const MEMORY: &str = "512M";
+/// The least of which doctor says that all of it is read.
+const LARGE: &str = "1G";
 
-/// Shared memory, as virtiofs and vhost-user need it, of which so much was used once.
-fn spec(freed: u64) -> GuestSpec {
-    let mut spec = guest("512M", 1_000_000);
+/// So much shared memory, as virtiofs and vhost-user need it, part of which was used once.
+fn spec(memory: &str, freed: u64) -> GuestSpec {
+    let mut spec = guest(memory, 1_000_000);
     spec.machine = "q35,memory-backend=ram".to_owned();
-    let ram = ["-object", "memory-backend-memfd,id=ram,size=512M,share=on"];
-    spec.extra.extend(ram.map(str::to_owned));
+    let ram = format!("memory-backend-memfd,id=ram,size={memory},share=on");
+    spec.extra.extend(["-object", &ram].map(str::to_owned));
     spec.kernel_words = "init_on_alloc=0";
     spec.orders.freed_bytes = freed;
     spec
@@ -43,7 +46,7 @@ fn assert_ahead(report: &Report) {
 #[test]
 fn what_a_guest_has_freed_is_left_out() {
     let world = World::new(Link::one(100));
-    let guest = world.boot_by(&spec(FREED), &world.kit.qemu, &["--free-page-hint"]);
+    let guest = world.boot_by(&spec(MEMORY, FREED), &world.kit.qemu, &["--free-page-hint"]);
     let shown = world.tells(Side::A, &["show", "web1"]);
     assert!(shown.contains("free-page-hint"), "{shown}");
     let free = predicted(&world);
@@ -60,7 +63,7 @@ fn what_a_guest_has_freed_is_left_out() {
 #[test]
 fn a_cancelled_migration_leaves_no_limit_in_qemu() {
     let world = World::new(Link::one(100));
-    let mut spec = spec(LITTLE);
+    let mut spec = spec(MEMORY, LITTLE);
     spec.extra.extend(own_qmp_argument(&spec.name));
     let guest = world.boot_by(&spec, &world.kit.qemu, &["--free-page-hint"]);
     let owners = world.own_qmp(Side::A, "web1");
@@ -82,12 +85,12 @@ fn a_cancelled_migration_leaves_no_limit_in_qemu() {
 #[test]
 fn without_a_balloon_all_is_read() {
     let world = World::new(Link::one(200));
-    let guest = world.boot(&spec(LITTLE));
+    let guest = world.boot(&spec(LARGE, LITTLE));
     let doctor = world.tells(Side::A, &["doctor"]);
-    assert!(doctor.contains("all 512 MiB of its"), "{doctor}");
+    assert!(doctor.contains("all 1024 MiB of its"), "{doctor}");
     let free = predicted(&world);
     assert!(!free.hinted && free.unused_shared_bytes > 200 * MIB, "{free:?}");
-    assert!(free.reading_s > 0.0 && free.unused_shared_bytes < 512 * MIB, "{free:?}");
+    assert!(free.reading_s > 0.0 && free.unused_shared_bytes < 1024 * MIB, "{free:?}");
     let report = world.migrate(&guest, Side::A, &[]);
     assert!(report.free_bytes < 16 * MIB, "{} are left out", report.free_bytes);
     assert_ahead(&report);
@@ -102,7 +105,7 @@ fn without_a_balloon_all_is_read() {
 #[test]
 fn holes_are_filled_ahead_of_qemu() {
     let world = World::new(Link::one(200));
-    let mut commander = Commander::new(world, spec(LITTLE), &setup::ensure().unwrap().qemu);
+    let mut commander = Commander::new(world, spec(MEMORY, LITTLE), &setup::ensure().unwrap().qemu);
     let way = commander.way(Side::A, false, 0);
     assert_ahead(&commander.migrate(Side::A, &way));
 }
