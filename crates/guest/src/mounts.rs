@@ -89,8 +89,8 @@ impl Mount {
 /// The mounts to examine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mounts {
-    /// Mounts of ext4, xfs and btrfs. Of a file system that is mounted several times, only the mount that
-    /// shows all of it, if there is one.
+    /// Mounts of ext4, xfs and btrfs. Of a file system that is mounted several times, only the mount
+    /// that shows all of it, if there is one.
     pub(crate) suitable: Vec<Mount>,
     /// Devices with other file systems, with unsuitable ones, or with unreachable ones.
     pub(crate) unsuitable: BTreeSet<Number>,
