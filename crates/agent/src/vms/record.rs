@@ -133,8 +133,9 @@ fn limited(path: &Path) -> io::Result<Option<Vec<u8>>> {
 /// Renames a record that can't be read, so that a new one can take its place and the
 /// operator still finds the old one.
 pub(crate) fn set_aside(dir: &Path) -> io::Result<()> {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let aside = dir.join(format!("record.unreadable-{seconds}"));
+    // Seconds would not do: the next one may be unreadable in the same second.
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let aside = dir.join(format!("record.unreadable-{nanos}"));
     match fs::rename(dir.join(FILE), aside) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -230,6 +231,18 @@ mod tests {
         set_aside(dir.path()).unwrap();
         Record::starting().write(dir.path()).unwrap();
         Record::read(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn records_set_aside_within_a_moment_are_all_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        fs::write(&path, "{").unwrap();
+        set_aside(dir.path()).unwrap();
+        fs::create_dir(&path).unwrap();
+        set_aside(dir.path()).unwrap();
+        set_aside(dir.path()).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
     #[test]
