@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use data_threads::Guard;
-use disk::{DiskSink, NbdWriter, SinkDisk};
+use disk::{DiskSink, NbdWriter, SinkDisk, SinkError};
 use nbd::client::Settings;
 use page::{DiskId, Pool};
 use parking_lot::Mutex;
@@ -47,7 +47,7 @@ impl ArrivingDisks {
             .map_err(|error| error.to_string())?;
         let disks = connect(&exports, lanes)?;
         let broken = lanes.broken();
-        let on_failure = move |error: &disk::SinkError| {
+        let on_failure = move |error: &SinkError| {
             // Only the first error matters; a full channel has one already.
             let _ = broken.try_send(error.to_string());
         };
@@ -172,7 +172,11 @@ fn report_room(sink: &DiskSink, room: u64, link: &Link<ToSource>) {
 fn flush(sink: &DiskSink, flushes: &Receiver<Flush>, link: &Link<ToSource>) {
     for (ticket, disk) in flushes {
         data_threads::point();
-        let error = sink.flush(DiskId(disk)).err().map(|error| error.to_string());
+        let error = match sink.flush(DiskId(disk)) {
+            // The source receives why the migration ends, which is no fault of the disk.
+            Err(SinkError::Closed) => return,
+            flushed => flushed.err().map(|error| error.to_string()),
+        };
         if link.say(&ToSource::DiskFlushed { ticket, error }).is_err() {
             return;
         }
