@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 use api::VmStatus;
 use parking_lot::Mutex;
@@ -50,6 +51,8 @@ struct Known {
     qemu: Qemu,
     /// QEMU's last answer, for when it doesn't answer.
     status: VmStatus,
+    /// When QEMU was asked for that answer.
+    asked: Option<Instant>,
     /// What stopped it, until it runs again.
     stopped_by: Option<String>,
     /// How its guest ended, if QEMU has reported that and not ended yet.
@@ -69,6 +72,7 @@ impl Known {
         Self {
             qemu,
             status,
+            asked: None,
             stopped_by: None,
             shut_down: None,
             stuck_by: None,
@@ -83,6 +87,21 @@ impl Known {
         let Qemu::Alive { machine, ends } = &mut self.qemu else { return };
         let stops_again = || (!machine.qmp.is_closed()).then(|| stops(&machine.qmp));
         self.shut_down = ends.receive(self.shut_down, stops_again);
+    }
+
+    /// Takes note of QEMU's answer to a query of that time.
+    ///
+    /// A thread that had to wait may come with an answer from before the guest ended, or before
+    /// another thread's answer.
+    fn answered(&mut self, asked: Instant, status: VmStatus) {
+        if self.asked.is_some_and(|last| last > asked) {
+            return;
+        }
+        (self.asked, self.status) = (Some(asked), status);
+        if status == VmStatus::Running {
+            self.stopped_by = None;
+            self.shut_down = self.shut_down.filter(|it| it.at > asked);
+        }
     }
 
     /// The worst of its problems, for the operator.

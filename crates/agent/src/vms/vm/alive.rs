@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::VmStatus;
 use qemu::launch::log_tail;
@@ -102,6 +102,7 @@ impl Vm {
         if machine.qmp.is_closed() || !machine.process.is_alive() {
             return self.look_again(&machine, busy);
         }
+        let asked = Instant::now();
         let answer = machine.qmp.execute_within("query-status", json!({}), STATUS_WAIT);
         if answer.is_ok() {
             self.measure(&machine);
@@ -110,14 +111,11 @@ impl Vm {
         known.receive();
         match answer {
             Ok(status) => {
-                known.status = match status["status"].as_str() {
+                let status = match status["status"].as_str() {
                     Some("running" | "suspended") => VmStatus::Running,
                     _ => VmStatus::Paused,
                 };
-                if known.status == VmStatus::Running {
-                    known.stopped_by = None;
-                    known.shut_down = None;
-                }
+                known.answered(asked, status);
             }
             Err(QmpError::Closed) => {
                 drop(known);

@@ -18,7 +18,7 @@ pub(super) const WITHOUT_A_WORD: &str = "QEMU exited without giving a reason";
 pub(super) struct ShutDown {
     pub(super) how: &'static str,
     /// When QEMU reported it.
-    at: Instant,
+    pub(super) at: Instant,
     /// QEMU keeps the stopped VM, as with `-no-shutdown`; otherwise QEMU ends.
     is_kept: bool,
 }
@@ -102,9 +102,12 @@ pub(super) fn stops(qmp: &Qmp) -> Receiver<Event> {
 
 #[cfg(test)]
 mod tests {
+    use api::VmStatus;
     use crossbeam_channel::{Sender, unbounded};
     use serde_json::json;
 
+    use super::super::Known;
+    use super::super::alive::Qemu;
     use super::*;
 
     /// The events of a QEMU.
@@ -186,5 +189,24 @@ mod tests {
         let received = ends.receive(None, || None).unwrap();
         assert_eq!(received.how, "the guest shut down");
         assert!(ends.receive(Some(received), || None).is_some());
+    }
+    /// The thread that asked had to wait while others were answered.
+    #[test]
+    fn an_old_answer_hides_no_end() {
+        let asked = Instant::now();
+        let why = String::new();
+        let dead = Qemu::Dead { pid: 0, version: why.clone(), argv: vec![], attached: false, why };
+        let mut known = Known::new(dead, VmStatus::Running);
+        let mut played = Played::new();
+        played.shutdowns.send(shutdown(0)).unwrap();
+        known.shut_down = played.receive(None);
+        known.answered(asked, VmStatus::Running);
+        assert!(known.shut_down.is_some());
+        known.answered(Instant::now(), VmStatus::Paused);
+        known.answered(asked, VmStatus::Running);
+        assert_eq!(known.status, VmStatus::Paused);
+        // Its owner had it reset, and run.
+        known.answered(Instant::now(), VmStatus::Running);
+        assert!(known.shut_down.is_none() && known.status == VmStatus::Running);
     }
 }
