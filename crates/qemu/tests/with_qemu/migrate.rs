@@ -154,7 +154,8 @@ fn one_that_has_not_begun_has_made_no_progress_whatever_the_last_one_did() {
     assert_eq!(again.progress().unwrap(), Progress::default());
     let swallowed = swallow(listener, 1);
     again.start().unwrap();
-    assert!(again.progress().unwrap().status.is_going_on());
+    // It may have ended already, if this test got no CPU.
+    assert_ne!(again.progress().unwrap(), Progress::default());
     again.back_out(true).unwrap();
     swallowed.join().unwrap();
 }
