@@ -327,9 +327,14 @@ fn lease_renewed(field: &mut Field) -> Done {
 }
 
 fn rebind(field: &Field, driver: &str, devices: &str) -> Done {
+    rebind_after(field, driver, devices, "sleep 1")
+}
+
+/// Unbinds these devices, and binds them after that command.
+fn rebind_after(field: &Field, driver: &str, devices: &str, wait: &str) -> Done {
     field.sh(&format!(
         "cd /sys/bus/virtio/drivers/{driver} && {devices} && \
-         for i in $d; do echo $i >unbind || exit 1; done && sleep 1 && \
+         for i in $d; do echo $i >unbind || exit 1; done && {wait} && \
          for i in $d; do echo $i >bind || exit 1; done && echo $d"
     ))?;
     Ok(String::new())
@@ -375,7 +380,10 @@ fn rng(field: &mut Field) -> Done {
 }
 
 fn virtio_serial(field: &mut Field) -> Done {
-    rebind(field, "virtio_console", ALL)?;
+    // A port that comes while its unit still stops doesn't start it: systemd drops that job.
+    let stopped = "while test \"$(systemctl is-active droveway-guest)\" = deactivating; do \
+                   sleep 0.1; done";
+    rebind_after(field, "virtio_console", ALL, &format!("sleep 1 && {stopped}"))?;
     field.sh("systemctl restart qemu-guest-agent")?;
     guest_agent(field)?;
     // Its port starts it again.
