@@ -29,7 +29,8 @@ fn ways() -> impl Iterator<Item = Migration> {
 }
 
 fn at_each_point(fault: Fault) {
-    let mut carried = Carried::new(Link::one(100));
+    // Slow, so that a fault comes while the migration is as far as it should be.
+    let mut carried = Carried::new(Link::one(40));
     let qemu = carried.world.qemus().pop().unwrap();
     let mut spec = bare("96M", MIB);
     (spec.orders.random_bytes, spec.orders.working_set_bytes) = (24 * MIB, 4 * MIB);
@@ -59,7 +60,11 @@ fn at_each_point(fault: Fault) {
         let at = where_it_runs(&carried, &guest);
         carried.world.assert_only_at(&guest, at);
         assert_intact(&guest);
-        assert!(at == Side::A || percent > 90.0, "it has gone, at {percent} %");
+        // A fault can come too late on a busy machine: then libvirt reports success.
+        assert!(
+            at == Side::A || percent > 90.0 || ended.success,
+            "it has gone, at {percent} %: {ended:?}"
+        );
         if at == Side::B {
             carried.migrate(&guest, Side::B, &how);
         }
