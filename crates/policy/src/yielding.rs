@@ -1,8 +1,8 @@
 //! Decides when data threads may run on idle CPUs only, and how many lanes a limit needs then.
 //!
-//! On a host without an idle CPU such threads get next to nothing, and a migration would not end. So
-//! what they get is compared with a share of what they need, the floor. What is missing is made up
-//! for among other threads.
+//! On a host without an idle CPU such threads get next to nothing, and a migration would not end.
+//! So what they get is compared with a share of what they need, the floor. What is missing is made
+//! up for among other threads.
 
 use std::time::Duration;
 
