@@ -1,26 +1,14 @@
 //! The least share of CPU time that data threads get.
 
 use std::fmt;
-use std::num::ParseIntError;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The percentage is not one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is not a percentage from 1 to 100")]
-pub struct CpuFloorError(u8);
-
-/// The text is not a floor.
+/// It is not a floor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CpuFloorTextError {
-    /// It is no number that fits.
-    #[error("write a percentage from 1 to 100, such as 20")]
-    Number(#[from] ParseIntError),
-    /// It is no percentage.
-    #[error(transparent)]
-    Percentage(#[from] CpuFloorError),
-}
+#[error("`{0}` is not a percentage from 1 to 100")]
+pub struct CpuFloorError(String);
 
 /// The percentage of the CPU time that data threads need which they get among other threads. Beyond
 /// it they run on idle CPUs only.
@@ -43,7 +31,8 @@ impl TryFrom<u8> for CpuFloor {
     type Error = CpuFloorError;
 
     fn try_from(percent: u8) -> Result<Self, CpuFloorError> {
-        if (1..=100).contains(&percent) { Ok(Self(percent)) } else { Err(CpuFloorError(percent)) }
+        let floor = (1..=100).contains(&percent).then_some(Self(percent));
+        floor.ok_or_else(|| CpuFloorError(percent.to_string()))
     }
 }
 
@@ -54,10 +43,12 @@ impl From<CpuFloor> for u8 {
 }
 
 impl FromStr for CpuFloor {
-    type Err = CpuFloorTextError;
+    type Err = CpuFloorError;
 
-    fn from_str(text: &str) -> Result<Self, CpuFloorTextError> {
-        Ok(Self::try_from(text.parse::<u8>()?)?)
+    fn from_str(text: &str) -> Result<Self, CpuFloorError> {
+        let percent = text.parse::<u8>().ok();
+        let floor = percent.and_then(|percent| Self::try_from(percent).ok());
+        floor.ok_or_else(|| CpuFloorError(text.chars().take(80).collect()))
     }
 }
 

@@ -32,7 +32,7 @@ use tracing::span::EnteredSpan;
 
 use keeper::Keeper;
 
-pub use cpu_floor::{CpuFloor, CpuFloorError, CpuFloorTextError};
+pub use cpu_floor::{CpuFloor, CpuFloorError};
 pub use cpu_time::cpu_time;
 pub use cpus::{Cpus, CpusError};
 pub use faults::point;

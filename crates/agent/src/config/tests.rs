@@ -144,7 +144,7 @@ fn errors_say_where_and_what_to_do() {
         ("name = ", "", "agent.toml:1: "),
         ("name = 'a'\nlisten = '127.0.0.1:0'", "", "port"),
         ("name = 'a'\nlisten = '127.0.0.1:1'\npool-mib = 1", "", "pool-mib: 1 is outside 16 to"),
-        ("name = 'a'\ncpu-floor = 0", "", "0 is not a percentage from 1 to 100"),
+        ("name = 'a'\ncpu-floor = 0", "", "`0` is not a percentage from 1 to 100"),
         ("name = 'a'\nlisten = '0.0.0.0:1'", "", "droveway ca issue a"),
         ("name = 'a'\nlisten = '10.0.0.1:1'", "", "--insecure-plaintext"),
         (
