@@ -29,9 +29,10 @@ pub use secrets::Password;
 pub use settings::Settings;
 pub use webhook::Webhook;
 
+use api::CpuFloor;
 use qemu::programs::USUAL;
 
-use defaults::POOL_MIB;
+use defaults::{CPU_FLOOR_DEFAULT, POOL_MIB};
 
 /// The configuration, checked and with all defaults.
 #[derive(Clone, Debug)]
@@ -81,6 +82,8 @@ pub struct Config {
     pub directory: DirectoryChoice,
     /// The share of one CPU that scanning VMs may take.
     pub scan_cpu: CpuShare,
+    /// The CPU floor of data threads of migrations that request none.
+    pub cpu_floor: CpuFloor,
     /// The hosts whose agents may order moves of this host's VMs; none: all of the peers file.
     ///
     /// Only in the file.
@@ -164,6 +167,7 @@ impl Config {
                 file.directory_file.as_deref(),
             )?,
             scan_cpu: typed.scan_cpu.or(file.scan_cpu).unwrap_or_default(),
+            cpu_floor: typed.cpu_floor.or(file.cpu_floor).unwrap_or(CPU_FLOOR_DEFAULT),
             coordinators: file.coordinators,
             waits: file.waits,
             carry: carry.transpose()?,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
-use data_threads::{Cpus, Priority};
+use data_threads::{CpuFloor, Cpus, Priority};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
 use utoipa::openapi::RefOr;
@@ -105,6 +105,14 @@ pub struct Bounds {
     /// The priority of its data threads over others on the same CPUs.
     #[schema(schema_with = priority)]
     pub priority: Priority,
+    /// The percentage of the CPU time that its data threads need which they get among other
+    /// threads, at both hosts, 1 to 100. Beyond it they run on idle CPUs only. Only with priority
+    /// `low`, and if no disks move; by default as the agent is configured. 100: they are never
+    /// restricted to idle CPUs.
+    // Left out for agents that don't know it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u8>)]
+    pub cpu_floor: Option<CpuFloor>,
     /// The CPUs that its data threads run on, at both hosts; by default all.
     #[schema(value_type = Option<String>)]
     pub cpus: Option<Cpus>,
@@ -153,6 +161,7 @@ impl BoundsChange {
                 .reserve_min_bits_per_s
                 .unwrap_or(to.reserve_min_bits_per_s),
             priority: self.priority.unwrap_or(to.priority),
+            cpu_floor: to.cpu_floor,
             cpus: self.cpus.unwrap_or(to.cpus),
         }
     }
@@ -218,6 +227,7 @@ mod tests {
             reserve_bits_per_s: Some(rate("10M")),
             reserve_min_bits_per_s: Some(rate("50M")),
             priority: Priority::High,
+            cpu_floor: CpuFloor::try_from(20_u8).ok(),
             cpus: Some("0-1".parse().unwrap()),
         };
         let change: BoundsChange =
@@ -233,7 +243,9 @@ mod tests {
         assert!(nothing.is_empty() && !change.is_empty());
         assert_eq!(nothing.apply(before.clone()), before);
         let json = serde_json::to_string(&Bounds::default()).unwrap();
-        assert!(!json.contains("reserve_min"), "agents of 0.1.0 refuse it: {json}");
+        for newer in ["reserve_min", "cpu_floor"] {
+            assert!(!json.contains(newer), "agents of 0.1.0 refuse it: {json}");
+        }
         for wrong in [r#"{"speed":1}"#, r#"{"limit_bits_per_s":0}"#, r#"{"cpus":"x"}"#] {
             assert!(serde_json::from_str::<BoundsChange>(wrong).is_err(), "{wrong}");
         }

@@ -22,7 +22,7 @@ mod vm;
 
 pub use audit::{Audit, Audited};
 pub use bounds::{BitRate, BitRateError, Bounds, BoundsChange, BoundsChanged};
-pub use data_threads::{Cpus, Priority};
+pub use data_threads::{CpuFloor, Cpus, Priority};
 pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, GapReason, Happening, MigrationResult};
 pub use finding::{Examination, Finding, Severity};

@@ -303,7 +303,7 @@ mod tests {
         let args = parse(
             "migrate web1 host-b --lanes 4 --downtime-ms 50 --compress zstd --tap classic \
              --set /a=/b --set c=d=e --shared-disks --limit 200M --reserve-min 50M --priority high \
-             --cpus 0,1 --api /s",
+             --cpu-floor 20 --cpus 0,1 --api /s",
         )
         .unwrap();
         assert_eq!(args.api, Some("/s".into()));
@@ -322,6 +322,7 @@ mod tests {
             reserve_bits_per_s: None,
             reserve_min_bits_per_s: Some("50M".parse().unwrap()),
             priority: api::Priority::High,
+            cpu_floor: "20".parse().ok(),
             cpus: Some("0-1".parse().unwrap()),
         };
         assert_eq!(request.bounds, bounds);

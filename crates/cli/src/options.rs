@@ -6,8 +6,8 @@ pub(crate) mod words;
 use std::str::FromStr;
 
 use api::{
-    Audit, BitRate, Bounds, Compress, Cpus, FromStorage, GangOptions, HelperBudget, OnStall,
-    Priority, ReadDisks, Share, Sharing, Slowing, TapChoice, Throttle,
+    Audit, BitRate, Bounds, Compress, CpuFloor, Cpus, FromStorage, GangOptions, HelperBudget,
+    OnStall, Priority, ReadDisks, Share, Sharing, Slowing, TapChoice, Throttle,
 };
 use clap::Args as ClapArgs;
 use client::Problem;
@@ -91,6 +91,11 @@ pub(crate) struct MoveOptions {
     /// The scheduling priority of data threads [default: low]
     #[arg(long, value_parser = one_of::<Priority>(words::PRIORITY))]
     priority: Option<Priority>,
+    /// The percentage of the CPU time that data threads need which they get among other
+    /// threads; beyond it they run on idle CPUs only. 100: always among others [default: the
+    /// source agent's --cpu-floor]
+    #[arg(long, value_name = "PERCENT", conflicts_with = "disks")]
+    cpu_floor: Option<CpuFloor>,
     /// The CPUs that data threads run on, at source and destination, such as 0-3,8
     #[arg(long, value_name = "LIST")]
     cpus: Option<Cpus>,
@@ -160,6 +165,7 @@ impl MoveOptions {
             reserve: self.reserve.or(other.reserve),
             reserve_min: self.reserve_min.or(other.reserve_min),
             priority: self.priority.or(other.priority),
+            cpu_floor: self.cpu_floor.or(other.cpu_floor),
             cpus: self.cpus.or(other.cpus),
             share: self.share.or(other.share),
             share_domain: self.share_domain.or(other.share_domain),
@@ -211,6 +217,7 @@ impl From<MoveOptions> for GangOptions {
                 reserve_bits_per_s: options.reserve,
                 reserve_min_bits_per_s: options.reserve_min,
                 priority: options.priority.unwrap_or_default(),
+                cpu_floor: options.cpu_floor,
                 cpus: options.cpus,
             },
             limit_total_bits_per_s: options.limit_total,

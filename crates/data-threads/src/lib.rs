@@ -4,13 +4,18 @@
 //! apply to it, including later changes. Threads that only lead or watch don't join, so a migration
 //! responds however busy its host is.
 //!
+//! With a [`CpuFloor`], data threads with low priority run on idle CPUs only, as far as the floor
+//! permits that (`keeper`).
+//!
 //! A panic of a data thread ends the migration: the data that it held is lost, and without it the
 //! migration would only look slow.
 
-#![forbid(unsafe_code)]
-
+mod class;
+mod cpu_floor;
+mod cpu_time;
 mod cpus;
 mod faults;
+mod keeper;
 mod thread;
 
 use std::fmt;
@@ -18,12 +23,17 @@ use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
+use policy::yielding::Class;
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 use tracing::Span;
 use tracing::span::EnteredSpan;
 
+use keeper::Keeper;
+
+pub use cpu_floor::{CpuFloor, CpuFloorError};
+pub use cpu_time::cpu_time;
 pub use cpus::{Cpus, CpusError};
 pub use faults::point;
 pub use thread::{migration_span, spawn};
@@ -66,13 +76,19 @@ pub struct SchedParams {
     /// The CPUs that they run on; none means those of the agent.
     #[serde(default)]
     pub cpus: Option<Cpus>,
+    /// The share of CPU time that they get among other threads, with low priority; beyond it they
+    /// run on idle CPUs only. None: they are never restricted to idle CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_floor: Option<CpuFloor>,
 }
 
 /// The data threads of one migration at one of its ends.
 pub struct DataThreads {
     /// Scheduling of the creating thread, which is that of the agent's other threads.
     base: Base,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
+    /// Empty until there is a floor to keep.
+    keeper: OnceLock<Keeper>,
     /// The log span for threads that were started before the migration was known.
     about: OnceLock<Span>,
     /// Called with the name of each thread that panics.
@@ -91,6 +107,8 @@ struct State {
     params: SchedParams,
     members: Vec<Pid>,
     refused: Vec<String>,
+    /// Members run on idle CPUs only, but not those that joined a moment ago.
+    on_idle_cpus: bool,
 }
 
 /// A thread's membership, kept until the thread ends.
@@ -117,9 +135,17 @@ impl DataThreads {
             nice: getpriority_process(None).unwrap_or(0),
             cpus: sched_getaffinity(None).ok(),
         };
-        let state = State { params, members: Vec::new(), refused: Vec::new() };
-        let (state, about) = (Mutex::new(state), OnceLock::new());
-        Arc::new(Self { base, state, about, panicked: Box::new(panicked) })
+        let (members, refused) = (Vec::new(), Vec::new());
+        let state = State { params, members, refused, on_idle_cpus: false };
+        let threads = Self {
+            base,
+            state: Arc::new(Mutex::new(state)),
+            keeper: OnceLock::new(),
+            about: OnceLock::new(),
+            panicked: Box::new(panicked),
+        };
+        threads.keep_floor();
+        Arc::new(threads)
     }
 
     /// For a thread that the migration depends on, but that keeps the scheduling of the agent's
@@ -137,6 +163,7 @@ impl DataThreads {
     /// Makes the calling thread a data thread.
     pub fn join(self: &Arc<Self>) -> Member {
         let thread = gettid();
+        self.leave_idle_cpus(thread);
         let mut state = self.state.lock();
         state.members.push(thread);
         // A new thread has the agent's scheduling, so there is nothing to undo.
@@ -164,6 +191,10 @@ impl DataThreads {
     pub fn set(&self, params: &SchedParams) {
         let mut state = self.state.lock();
         let before = std::mem::replace(&mut state.params, params.clone());
+        // First, because a VM may be waiting for these threads.
+        if state.floor().is_none() && state.on_idle_cpus {
+            state.turn(Class::Normal);
+        }
         for thread in state.members.clone() {
             if params.priority != before.priority {
                 state.note(self.renice(thread, params.priority));
@@ -171,6 +202,40 @@ impl DataThreads {
             if params.cpus != before.cpus {
                 state.note(self.pin(thread, params.cpus.as_ref()));
             }
+        }
+        drop(state);
+        self.keep_floor();
+    }
+
+    /// Ends a restriction to idle CPUs at once, for a second at most: a VM may have stopped.
+    pub fn hurry(&self) {
+        let mut state = self.state.lock();
+        if state.on_idle_cpus {
+            state.turn(Class::Normal);
+        }
+    }
+
+    /// Starts the thread that keeps the floor, if there is one to keep.
+    fn keep_floor(&self) {
+        if self.keeper.get().is_some() || self.state.lock().floor().is_none() {
+            return;
+        }
+        match Keeper::start(&self.state) {
+            // If there is one by now, this one ends.
+            Ok(keeper) => drop(self.keeper.set(keeper)),
+            Err(error) => {
+                let why = format!("cpu-floor is not used: cannot start its thread ({error})");
+                self.state.lock().note(Some(why));
+            }
+        }
+    }
+
+    /// Without it, a thread could be without a CPU while it holds the lock that the others need. A
+    /// new thread has the class of the one that started it.
+    fn leave_idle_cpus(&self, thread: Pid) {
+        if self.keeper.get().is_some() {
+            // Where that is refused, no thread is restricted.
+            let _ = class::set(thread, Class::Normal);
         }
     }
 
@@ -209,6 +274,22 @@ impl DataThreads {
 }
 
 impl State {
+    /// The floor that is kept now.
+    fn floor(&self) -> Option<CpuFloor> {
+        let is_low = self.params.priority == Priority::Low;
+        self.params.cpu_floor.filter(|floor| is_low && *floor != CpuFloor::ALL)
+    }
+
+    /// Sets the class of all members.
+    fn turn(&mut self, class: Class) {
+        for thread in self.members.clone() {
+            if let Err(error) = class::set(thread, class) {
+                self.note(Some(format!("cpu-floor is not used: {error}")));
+            }
+        }
+        self.on_idle_cpus = class == Class::Idle;
+    }
+
     /// Many threads meet the same refusal; it is recorded once.
     fn note(&mut self, refused: Option<String>) {
         if let Some(refused) = refused
@@ -221,7 +302,7 @@ impl State {
 
 impl fmt::Debug for DataThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { base, state, about: _, panicked: _ } = self;
+        let Self { base, state, keeper: _, about: _, panicked: _ } = self;
         f.debug_struct("DataThreads")
             .field("base", base)
             .field("state", state)
@@ -239,109 +320,17 @@ impl Drop for Guard {
 
 impl Drop for Member {
     fn drop(&mut self) {
+        self.threads.leave_idle_cpus(self.thread);
         // Under the lock: the ID of a thread that has ended may be reused.
         let mut state = self.threads.state.lock();
         if let Some(place) = state.members.iter().position(|member| *member == self.thread) {
             state.members.swap_remove(place);
         }
+        drop(state);
+        // It may have been restricted again until then.
+        self.threads.leave_idle_cpus(self.thread);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
-
-    use std::thread;
-
-    use super::*;
-
-    fn nice(thread: Pid) -> i32 {
-        getpriority_process(Some(thread)).unwrap()
-    }
-
-    fn cpus(thread: Pid) -> String {
-        Cpus::of(&sched_getaffinity(Some(thread)).unwrap()).to_string()
-    }
-
-    /// Calls `meanwhile` with a data thread's ID while that thread runs.
-    fn with_member(threads: &Arc<DataThreads>, meanwhile: impl FnOnce(Pid)) {
-        let ((tell, told), (end, over)) = (channel(), channel::<()>());
-        thread::scope(|scope| {
-            scope.spawn(move || {
-                let _member = threads.join();
-                tell.send(gettid()).unwrap();
-                let _ = over.recv();
-            });
-            meanwhile(told.recv().unwrap());
-            drop(end);
-        });
-    }
-
-    fn params(priority: Priority, cpus: Option<&str>) -> SchedParams {
-        SchedParams { priority, cpus: cpus.map(|list| list.parse().unwrap()) }
-    }
-
-    #[test]
-    fn a_thread_gets_the_terms_when_it_joins_and_when_they_change() {
-        let all = cpus(gettid());
-        let own = sched_getaffinity(None).unwrap();
-        let first = (0..CpuSet::MAX_CPU).find(|cpu| own.is_set(*cpu)).unwrap().to_string();
-        let before = nice(gettid());
-        let threads = DataThreads::new(params(Priority::Low, Some(&first)), |_| {});
-        with_member(&threads, |thread| {
-            assert_eq!(nice(thread), Priority::Low.nice(before));
-            assert_eq!(cpus(thread), first);
-            threads.set(&params(Priority::Low, None));
-            assert_eq!((nice(thread), cpus(thread)), (Priority::Low.nice(before), all));
-        });
-        // A thread that has not joined is unchanged, and one that has left is forgotten.
-        assert_eq!(nice(gettid()), before);
-        assert!(threads.state.lock().members.is_empty());
-        assert_eq!(threads.refused(), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_refusal_is_said_once_and_in_words() {
-        let nobody_has = (CpuSet::MAX_CPU - 1).to_string();
-        let threads = DataThreads::new(params(Priority::Low, Some(&nobody_has)), |_| {});
-        with_member(&threads, |_| with_member(&threads, |_| {}));
-        let refused = threads.refused();
-        let [refused] = refused.as_slice() else { panic!("{refused:?}") };
-        assert!(refused.contains(&nobody_has) && refused.contains("only"), "{refused}");
-        assert!(threads.refused().is_empty());
-    }
-
-    #[test]
-    fn a_panic_of_a_thread_is_reported_and_an_ordinary_end_is_not() {
-        let (tell, told) = channel();
-        let threads = DataThreads::new(SchedParams::default(), move |name| {
-            tell.send(name.to_owned()).unwrap();
-        });
-        for (name, panics) in [("member", true), ("guarded", true), ("ordinary", false)] {
-            let threads = Arc::clone(&threads);
-            let run = move || {
-                let _member = (name != "guarded").then(|| threads.join());
-                let _guard = threads.guard();
-                assert!(!panics, "on purpose");
-            };
-            let ended = thread::Builder::new().name(name.to_owned()).spawn(run).unwrap().join();
-            assert_eq!(ended.is_err(), panics);
-        }
-        let mut names: Vec<String> = told.try_iter().collect();
-        names.dedup();
-        assert_eq!(names, ["member", "guarded"]);
-    }
-
-    #[test]
-    fn nice_values_stay_where_there_are_any() {
-        for (priority, base, nice) in [
-            (Priority::Low, 0, 5),
-            (Priority::Low, 15, 19),
-            (Priority::Normal, 5, 5),
-            (Priority::High, 0, -5),
-            (Priority::High, -18, -20),
-        ] {
-            assert_eq!(priority.nice(base), nice, "{priority:?} from {base}");
-        }
-    }
-}
+mod tests;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::CpuFloor;
 use content::Domain;
 use dedup::destination::Sharing;
 use host::quota;
@@ -48,6 +49,8 @@ pub struct Local {
     pub slowed: Option<quota::Notes>,
     /// The port at which this agent listens.
     pub agent_port: u16,
+    /// The CPU floor of data threads of migrations that request none.
+    pub cpu_floor: CpuFloor,
     /// Time limits of its migrations.
     pub waits: Waits,
     /// Deduplication; none: each page is sent.

@@ -13,3 +13,4 @@ pub mod passes;
 pub mod precopy;
 pub mod switchover;
 pub mod throttle;
+pub mod yielding;

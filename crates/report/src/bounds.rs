@@ -18,8 +18,9 @@ pub fn described(bounds: &Bounds) -> String {
     let others = bounds
         .reserve_min_bits_per_s
         .map_or_else(String::new, |least| format!(", others keep {least}bit/s"));
+    let floor = bounds.cpu_floor.map_or_else(String::new, |floor| format!(", CPU floor {floor}"));
     format!(
-        "limit {}, reserve {}{others}, priority {priority}, {cpus}",
+        "limit {}, reserve {}{others}, priority {priority}{floor}, {cpus}",
         rate(bounds.limit_bits_per_s),
         rate(bounds.reserve_bits_per_s),
     )
@@ -40,11 +41,13 @@ mod tests {
             reserve_bits_per_s: Some("64k".parse().unwrap()),
             reserve_min_bits_per_s: Some("50M".parse().unwrap()),
             priority: Priority::High,
+            cpu_floor: "20".parse().ok(),
             cpus: Some("0,1".parse().unwrap()),
         };
         assert_eq!(
             described(&bounds),
-            "limit 200Mbit/s, reserve 64kbit/s, others keep 50Mbit/s, priority high, CPUs 0-1"
+            "limit 200Mbit/s, reserve 64kbit/s, others keep 50Mbit/s, priority high, \
+             CPU floor 20%, CPUs 0-1"
         );
     }
 }

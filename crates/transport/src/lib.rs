@@ -31,7 +31,6 @@ mod outage;
 mod overflow;
 mod pacer;
 mod queue;
-mod queueing;
 mod receiver;
 mod reluctance;
 mod replies;

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::{queueing, window};
+use crate::window;
 
 /// Counters of one lane, all monotonic.
 #[derive(Debug, Default)]
@@ -130,7 +130,7 @@ impl LaneMeter {
     /// The current sender thread's wait for a CPU; a new thread starts at zero.
     fn for_cpu(&self) -> Duration {
         let thread = NonZeroU32::new(self.thread.load(Relaxed));
-        thread.and_then(queueing::of).unwrap_or_default()
+        thread.and_then(data_threads::cpu_time).unwrap_or_default().waited
     }
 }
 

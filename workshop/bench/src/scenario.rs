@@ -587,7 +587,12 @@ fn neighbours() -> Vec<Scenario> {
         ),
         Scenario {
             modes: &[Mode::Precopy, Mode::Multifd, Mode::Relay],
-            ours: vec![Options::default(), variant("raw", &["--compress", "off"])],
+            ours: vec![
+                Options::default(),
+                variant("raw", &["--compress", "off"]),
+                variant("floor-5", &["--cpu-floor", "5"]),
+                variant("floor-20", &["--cpu-floor", "20"]),
+            ],
             ..scenario(
                 "neighbour-cpu",
                 "1 GiB with 500 MB random beside a program that keeps all CPUs busy, 1 Gbit/s",

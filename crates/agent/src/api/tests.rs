@@ -61,6 +61,7 @@ impl Site {
             journals: journals.clone(),
             slowed: None,
             agent_port: 7450,
+            cpu_floor: api::CpuFloor::ALL,
             waits: engine::Waits::default(),
             sharing: None,
             manager: None,

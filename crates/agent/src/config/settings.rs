@@ -4,6 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use api::CpuFloor;
 use serde::Deserialize;
 
 use super::error::ConfigError;
@@ -78,6 +79,11 @@ pub struct Settings {
     /// nothing else wants it; 0: no scan [default: 5%]
     #[arg(long, value_name = "PERCENT")]
     pub scan_cpu: Option<CpuShare>,
+    /// The percentage of the CPU time that data threads of VMs that leave need which they get
+    /// among other threads, at both hosts; beyond it they run on idle CPUs only. 100: always
+    /// among others [default: 100]
+    #[arg(long, value_name = "PERCENT")]
+    pub cpu_floor: Option<CpuFloor>,
     /// The API's socket: a flag of all commands.
     #[arg(skip)]
     pub api: Option<PathBuf>,

@@ -84,7 +84,8 @@ fn hosts_know_the_uplink_of_their_rack() {
 fn flags_win_over_the_file() {
     let files = Files::new(
         "name = 'host-b'\nlisten = '127.0.0.1:1'\npool-mib = 64\nrack = 'r1'\n\
-                    nic-speed = ['127.0.0.1=10G']\nqemu-programs = ['/opt/q/qemu-*']",
+                    nic-speed = ['127.0.0.1=10G']\nqemu-programs = ['/opt/q/qemu-*']\n\
+                    cpu-floor = 20",
         "",
     );
     let config = Config::new(Settings {
@@ -98,7 +99,10 @@ fn flags_win_over_the_file() {
     assert_eq!(config.rack.as_deref(), Some("r1"));
     assert_eq!(config.nic_speeds, ["127.0.0.1=10G".parse::<NicSpeed>().unwrap()]);
     assert_eq!(config.qemu_programs, ["/opt/q/qemu-*"]);
-    assert_eq!(Config::new(flags()).unwrap().qemu_programs, USUAL);
+    assert_eq!(config.cpu_floor.to_string(), "20%");
+    let config = Config::new(flags()).unwrap();
+    assert_eq!(config.qemu_programs, USUAL);
+    assert_eq!(config.cpu_floor, defaults::CPU_FLOOR_DEFAULT);
 }
 
 #[test]
@@ -140,6 +144,7 @@ fn errors_say_where_and_what_to_do() {
         ("name = ", "", "agent.toml:1: "),
         ("name = 'a'\nlisten = '127.0.0.1:0'", "", "port"),
         ("name = 'a'\nlisten = '127.0.0.1:1'\npool-mib = 1", "", "pool-mib: 1 is outside 16 to"),
+        ("name = 'a'\ncpu-floor = 0", "", "`0` is not a percentage from 1 to 100"),
         ("name = 'a'\nlisten = '0.0.0.0:1'", "", "droveway ca issue a"),
         ("name = 'a'\nlisten = '10.0.0.1:1'", "", "--insecure-plaintext"),
         (

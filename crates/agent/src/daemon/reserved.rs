@@ -89,6 +89,7 @@ impl Configured {
             journals,
             slowed: config.cgroups.then_some(slowed),
             agent_port: config.listen.port(),
+            cpu_floor: config.cpu_floor,
             waits: config.waits,
             sharing: sharing(&config, security)?,
             manager: config.carry.as_ref().map(manager),

@@ -347,6 +347,7 @@ impl<A: Reach> Flight<A> {
 fn for_the_first_release(mut request: MigrateRequest) -> MigrateRequest {
     request.sharing.together = false;
     request.bounds.reserve_min_bits_per_s = None;
+    request.bounds.cpu_floor = None;
     (request.accept_lost_writes, request.accept_missing_taps) = (false, false);
     if request.sharing.share == Share::Auto {
         request.sharing.share = Share::Off;

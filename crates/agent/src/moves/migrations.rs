@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
-use api::{Bounds, ErrorCode, Happening, MigrateRequest, Outcome, Progress, Report};
+use api::{Bounds, CpuFloor, ErrorCode, Happening, MigrateRequest, Outcome, Progress, Report};
 use engine::{Buffers, Domain, Local, Migrated, Peer, SourceVm, Watch};
 use parking_lot::{Condvar, MutexGuard};
 
@@ -173,8 +173,9 @@ impl Migrations {
         self.ended.notify_all();
     }
 
-    fn begin(self: &Arc<Self>, id: &str, request: MigrateRequest) -> Result<(), Denied> {
+    fn begin(self: &Arc<Self>, id: &str, mut request: MigrateRequest) -> Result<(), Denied> {
         let peer = self.peer(&request.to)?;
+        request.bounds.cpu_floor = self.cpu_floor(&request)?;
         api::check_times(request.downtime_ms, request.blackout_max_s, request.timeout_s)
             .map_err(Denied::Invalid)?;
         request.slowing.check().map_err(|error| Denied::Invalid(error.to_string()))?;
@@ -211,6 +212,22 @@ impl Migrations {
         };
         table.add(id, What::Migration, watch, Some(thread));
         Ok(())
+    }
+
+    /// The CPU floor of a migration; none if its threads are not restricted to idle CPUs.
+    fn cpu_floor(&self, request: &MigrateRequest) -> Result<Option<CpuFloor>, Denied> {
+        let yields = |floor: &CpuFloor| *floor != CpuFloor::ALL;
+        let requested = request.bounds.cpu_floor;
+        if request.disks.is_none() {
+            return Ok(requested.or(Some(self.local.cpu_floor)).filter(yields));
+        }
+        // A guest waits for its disks while it runs, and not only when it has stopped.
+        requested.filter(yields).map_or(Ok(None), |floor| {
+            Err(Denied::Invalid(format!(
+                "a CPU floor of {floor} cannot be kept while disks move: the guest's writes may \
+                 wait for the threads that copy them"
+            )))
+        })
     }
 
     fn unused_id(&self, table: &Table) -> Result<String, Denied> {

@@ -14,7 +14,11 @@ use crate::report_builder::ReportBuilder;
 /// agent.
 pub(crate) fn sched_params(bounds: &Bounds, stands_still: bool) -> SchedParams {
     let least = if stands_still { Priority::Normal } else { Priority::Low };
-    SchedParams { priority: bounds.priority.max(least), cpus: bounds.cpus.clone() }
+    SchedParams {
+        priority: bounds.priority.max(least),
+        cpus: bounds.cpus.clone(),
+        cpu_floor: bounds.cpu_floor,
+    }
 }
 
 /// The data threads at this end. A panic of one is a notice.

@@ -72,6 +72,7 @@ impl Site {
             journals: journals.clone(),
             slowed: None,
             agent_port: 7450,
+            cpu_floor: api::CpuFloor::try_from(50_u8).unwrap(),
             waits: engine::Waits::default(),
             sharing: None,
             manager: None,
@@ -165,6 +166,25 @@ fn what_cannot_be_moved_is_refused_with_the_reason() {
     assert!(error.contains("outside 1 to 86400"), "{error}");
     assert!(migrations.list().is_empty());
     assert!(site.registry.show("web1").unwrap().migration.is_none());
+}
+
+#[test]
+fn a_cpu_floor_is_that_of_the_request_or_the_agent_and_never_with_disks() {
+    let site = Site::new();
+    let migrations = site.migrations(never());
+    let floor = |percent: Option<u8>, disks: Option<&str>| {
+        let mut request = request("web1", "near");
+        request.bounds.cpu_floor = percent.map(|percent| percent.try_into().unwrap());
+        request.disks = disks.map(str::to_owned);
+        migrations.cpu_floor(&request).map(|floor| floor.map(u8::from))
+    };
+    assert_eq!(floor(None, None), Ok(Some(50)));
+    assert_eq!(floor(Some(20), None), Ok(Some(20)));
+    assert_eq!(floor(Some(100), None), Ok(None));
+    assert_eq!(floor(None, Some("all")), Ok(None));
+    assert_eq!(floor(Some(100), Some("all")), Ok(None));
+    let error = floor(Some(20), Some("all")).unwrap_err().to_string();
+    assert!(error.contains("while disks move"), "{error}");
 }
 
 #[test]

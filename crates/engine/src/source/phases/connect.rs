@@ -80,7 +80,11 @@ impl Connected<'_> {
     /// switchover.
     pub(crate) fn follow(&mut self, event: &Event) -> Result<bool, MigrationError> {
         match event.name.as_str() {
-            "STOP" => return Ok(self.is_switchover()),
+            "STOP" => {
+                // Before QEMU is queried for the reason.
+                self.context.threads.hurry();
+                return Ok(self.is_switchover());
+            }
             "RESUME" => {
                 self.context.was_running = true;
                 self.context.stop_unclear = false;

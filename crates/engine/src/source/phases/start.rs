@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::audit::HandedOver;
-use api::{Compress, TapChoice};
+use api::{Bounds, Compress, TapChoice};
 use dedup::source::Announcer;
 use page::Encoding;
 use parking_lot::Mutex;
@@ -230,14 +230,16 @@ impl Prepared<'_> {
         handed_over: &Arc<HandedOver>,
         hints: bool,
     ) -> Result<LanesPlan, MigrationError> {
-        let Context { local, peer, request, .. } = &self.connected.context;
+        let Context { local, peer, request, report_builder, .. } = &self.connected.context;
+        let bounds = report_builder.watch().bounds();
+        let lanes = request.lanes.or_else(|| lanes_that_yield(local, peer, &bounds));
         let stale_filter =
             StaleFilter { ram: Arc::clone(ram), handed_over: Arc::clone(handed_over) };
         Ok(LanesPlan {
             // Free page hints clear dirty bits, so a dropped page would not be sent again.
             stale_filter: Some(stale_filter).filter(|_| !hints),
             deltas: self.there.deltas.then(|| Arc::new(Deltas::new(&local.resources.deltas))),
-            ..lanes_plan(local, peer, (request.lanes, request.compress), &self.there.token)?
+            ..lanes_plan(local, peer, (lanes, request.compress), &self.there.token)?
         })
     }
 }
@@ -273,11 +275,25 @@ fn first_encoding(compress: Compress) -> Encoding {
     }
 }
 
-/// The endpoints of `lanes` lanes, or of the default number.
-fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> Vec<Endpoint> {
+/// The number of lanes whose threads have a CPU floor, where the limit decides it: each lane wakes
+/// up two threads at each host, and so disturbs others.
+fn lanes_that_yield(local: &Local, peer: &Peer, bounds: &Bounds) -> Option<u16> {
+    bounds.cpu_floor?;
+    let limit = bounds.limit_bits_per_s?.bits_per_s();
+    let (nics, by_default) = lanes_by_default(local, peer);
+    u16::try_from(policy::yielding::lanes(limit, nics, by_default)).ok()
+}
+
+/// The number of NICs, and that of lanes.
+fn lanes_by_default(local: &Local, peer: &Peer) -> (usize, usize) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let nics = local.nics.len().max(peer.nics.len());
-    let by_default = cores.min(LANES_DEFAULT_MAX).max(nics);
+    (nics, cores.min(LANES_DEFAULT_MAX).max(nics))
+}
+
+/// The endpoints of `lanes` lanes, or of the default number.
+fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> Vec<Endpoint> {
+    let (_, by_default) = lanes_by_default(local, peer);
     let count = lanes.map_or(by_default, |lanes| usize::from(lanes).clamp(1, LANES_MAX));
     (0..count).map(|nth| lane_endpoint(local, peer, nth)).collect()
 }

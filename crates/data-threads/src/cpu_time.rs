@@ -1,4 +1,4 @@
-//! How long a thread was runnable without a CPU.
+//! How long a thread ran, and how long it was runnable without a CPU.
 //!
 //! A lane that is blocked on its socket may wait for a slow network, a slow destination,
 //! or a CPU. Only the wait for a CPU can be measured, and only by the kernel.
@@ -7,17 +7,20 @@ use std::fs;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-/// The time that this thread has waited for a CPU so far. None if the thread has ended,
-/// or the kernel doesn't count it.
-pub(crate) fn of(thread: NonZeroU32) -> Option<Duration> {
+use policy::yielding::CpuTime;
+
+/// The CPU time of a thread of this process so far. None if the thread has ended, or the kernel
+/// doesn't count it.
+#[must_use]
+pub fn cpu_time(thread: NonZeroU32) -> Option<CpuTime> {
     parse(&fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?)
 }
 
 /// The kernel reports nanoseconds on a CPU, nanoseconds in a run queue, and time slices.
-fn parse(schedstat: &str) -> Option<Duration> {
+fn parse(schedstat: &str) -> Option<CpuTime> {
     let mut numbers = schedstat.split_whitespace();
-    let nanoseconds = numbers.nth(1)?.parse().ok()?;
-    Some(Duration::from_nanos(nanoseconds))
+    let mut next = || Some(Duration::from_nanos(numbers.next()?.parse().ok()?));
+    Some(CpuTime { ran: next()?, waited: next()? })
 }
 
 #[cfg(test)]
@@ -25,9 +28,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_second_number_is_the_wait() {
-        assert_eq!(parse("90901 1500000 1\n"), Some(Duration::from_micros(1500)));
-        for odd in ["", "1", "1 x 2", "1 -2 3", "1 99999999999999999999 3"] {
+    fn the_kernels_first_two_numbers_are_run_and_wait() {
+        let (ran, waited) = (Duration::from_nanos(90_901), Duration::from_micros(1500));
+        assert_eq!(parse("90901 1500000 1\n"), Some(CpuTime { ran, waited }));
+        for odd in ["", "1", "x 1 2", "1 x 2", "1 -2 3", "1 99999999999999999999 3"] {
             assert_eq!(parse(odd), None, "{odd:?}");
         }
     }
@@ -45,10 +49,11 @@ mod tests {
         let spin = || {
             sched_setaffinity(None, &one).unwrap();
             both.wait();
+            let thread = gettid().as_raw_nonzero().get().unsigned_abs();
+            let time = || cpu_time(NonZeroU32::new(thread).unwrap()).unwrap();
             // Each thread needs this much of the same CPU.
-            while crate::thread_cpu() < Duration::from_millis(50) {}
-            let thread = u32::try_from(gettid().as_raw_nonzero().get()).unwrap();
-            of(NonZeroU32::new(thread).unwrap()).unwrap()
+            while time().ran < Duration::from_millis(50) {}
+            time().waited
         };
         let waited: Duration = std::thread::scope(|scope| {
             let threads = [scope.spawn(spin), scope.spawn(spin)];
@@ -56,6 +61,6 @@ mod tests {
         });
         assert!(!waited.is_zero());
         let nobody = NonZeroU32::new(u32::try_from(i32::MAX).unwrap()).unwrap();
-        assert_eq!(of(nobody), None);
+        assert_eq!(cpu_time(nobody), None);
     }
 }
