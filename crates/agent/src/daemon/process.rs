@@ -1,10 +1,15 @@
 //! The process: what it needs before it has threads, and its configuration.
 
+use std::time::Duration;
+
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::error::{AgentError, local_error};
 use crate::config::{Config, Password};
+
+/// How long a thread for blocking work waits for more of it.
+const THREADS_IDLE_MAX: Duration = Duration::from_millis(500);
 
 /// The process, which may have threads from now on.
 pub(super) struct Process {
@@ -57,6 +62,9 @@ fn runtime() -> Result<(Runtime, [Signal; 2]), AgentError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("api")
+        // Shorter than the period of `vms::logs`: idle threads take turns, so that its work would
+        // keep as many of them as there ever were.
+        .thread_keep_alive(THREADS_IDLE_MAX)
         .enable_all()
         .build()
         .map_err(starting)?;
