@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::error::ConfigError;
-use super::{CpuShare, DirectoryChoice, NicSpeed, carry, file, webhook};
+use super::{CpuShare, DirectoryChoice, NicSpeed, carry, file, webhook, xen};
 
 /// The settings of an agent; each may be missing.
 #[derive(Debug, Default, clap::Args, Deserialize)]
@@ -100,6 +100,8 @@ pub struct Settings {
     pub(crate) carry: Option<carry::Section>,
     #[arg(skip)]
     pub(crate) webhook: Option<webhook::Section>,
+    #[arg(skip)]
+    pub(crate) xen: Option<xen::Section>,
 }
 
 /// Reads the file; relative paths in it start from its directory.
