@@ -18,8 +18,12 @@ mod source;
 mod tail;
 mod waits;
 mod watch;
+mod xen;
 
-pub use crate::host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled};
+pub use crate::host::{
+    Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled, UnsettledDomain,
+};
+pub use crate::xen::{ArrivingDomain, DepartingDomain, XenHost, XlPipes, domain_of};
 pub use content::{Domain, Estimate, Sample, Tally};
 pub use destination::{KnownHosts, Server, serve};
 pub use error::MigrationError;

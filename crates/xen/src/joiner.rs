@@ -164,6 +164,12 @@ impl Joiner {
         }
     }
 
+    /// Whether the version of this epoch was written last.
+    #[must_use]
+    pub fn is_newest(&self, page: PageIndex, epoch: Epoch) -> bool {
+        self.newest.get(page.0 as usize) == Some(&epoch.0)
+    }
+
     /// Bytes of the non-RAM stream that were written.
     #[must_use]
     pub fn written(&self) -> u64 {

@@ -64,6 +64,7 @@ impl Site {
             waits: engine::Waits::default(),
             sharing: None,
             manager: None,
+            xen: None,
         };
         let events = Events::new(limits).unwrap();
         let settlers = Settlers::new(
