@@ -34,6 +34,7 @@ pub use resources::{Buffers, BuffersFull, Resources};
 pub use source::carried::{
     Caller, Carried, CarriedEnd, CarryRequest, Content, More, Opening, Relay, Split,
 };
+pub use source::xen::{DepartedDomain, OfferedDomain};
 pub use source::{Migrated, migrate};
 pub use transport::{Endpoint, LaneError};
 pub use waits::Waits;

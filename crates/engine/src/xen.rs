@@ -1,5 +1,5 @@
-//! Domains of Xen, which `xl migrate` sends and `xl migrate-receive` receives: what the decisions of
-//! a switchover are for xl.
+//! Domains of Xen, which `xl migrate` sends and `xl migrate-receive` receives: what the decisions
+//! of a switchover are for xl.
 //!
 //! | decision | [`DepartingDomain`] | [`ArrivingDomain`] |
 //! | --- | --- | --- |

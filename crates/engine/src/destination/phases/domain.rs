@@ -179,10 +179,7 @@ impl Connected<'_> {
         Ok(())
     }
 
-    fn next_of_domain(
-        &self,
-        heard: &crossbeam_channel::Receiver<Heard>,
-    ) -> Result<Next, End> {
+    fn next_of_domain(&self, heard: &crossbeam_channel::Receiver<Heard>) -> Result<Next, End> {
         select! {
             recv(self.inbox) -> received => received
                 .map(Next::Received)
