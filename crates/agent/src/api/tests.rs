@@ -113,6 +113,7 @@ impl Site {
             peers: Peers::default(),
             registry,
             settlers,
+            domains: None,
             migrations,
             gangs,
             examiner,
