@@ -13,6 +13,7 @@ mod percent;
 mod secrets;
 mod settings;
 pub(crate) mod webhook;
+mod xen;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -28,6 +29,7 @@ pub use percent::{CpuShare, CpuShareError};
 pub use secrets::Password;
 pub use settings::Settings;
 pub use webhook::Webhook;
+pub use xen::Xen;
 
 use api::CpuFloor;
 use qemu::programs::USUAL;
@@ -94,6 +96,10 @@ pub struct Config {
     ///
     /// Only in the file.
     pub carry: Option<Carry>,
+    /// How domains of Xen leave and arrive; none: they don't.
+    ///
+    /// Only in the file.
+    pub xen: Option<Xen>,
     /// The receiver of events, if there is one; only in the file.
     pub webhook: Option<Webhook>,
     /// Settings that have passwords.
@@ -171,6 +177,7 @@ impl Config {
             coordinators: file.coordinators,
             waits: file.waits,
             carry: carry.transpose()?,
+            xen: file.xen.map(xen::Section::understood).transpose()?,
             webhook: file.webhook.map(webhook::Section::understood).transpose()?,
             passwords,
         };

@@ -7,7 +7,7 @@ use std::path::Path;
 const FLOORS: [&[&str]; 11] = [
     &["daemon"],
     &["api"],
-    &["carry", "gangs"],
+    &["carry", "gangs", "xen"],
     &["moves"],
     &["examiner"],
     &["vms"],

@@ -2,7 +2,7 @@
 //!
 //! [`run`] is the whole daemon, and [`config`] its configuration. `vms` keeps the VMs; `moves` has
 //! those that leave and arrive, and settles switchovers that were interrupted; `gangs` moves many
-//! together, `carry` what others command. `api` serves all of it. A module uses only those on the
+//! together, `carry` what others command, `xen` what `xl` does. `api` serves all of it. A module uses only those on the
 //! floors below it, as `floors` lists them. QEMU and the engine block and have their own threads;
 //! only the API is async.
 
@@ -28,6 +28,7 @@ mod state;
 mod user;
 mod vms;
 mod watched;
+mod xen;
 
 pub use self::api::few::Few;
 pub use self::api::socket::SocketError;

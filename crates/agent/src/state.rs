@@ -6,6 +6,7 @@
 //! STATE/reports/ID.json   one ended migration
 //! STATE/gangs/ID.json     one gang that this agent coordinates, or did
 //! STATE/journals/         unfinished switchovers
+//! STATE/domains/          the same of domains of Xen
 //! STATE/slowed/           throttled VMs, whose throttles are lifted after a crash
 //! STATE/run/              sockets of running migrations; emptied at start
 //! ```
@@ -108,6 +109,10 @@ impl StateDir {
 
     pub(crate) fn journals(&self) -> PathBuf {
         self.path.join("journals")
+    }
+
+    pub(crate) fn domain_journals(&self) -> PathBuf {
+        self.path.join("domains")
     }
 
     pub(crate) fn probes(&self) -> PathBuf {

@@ -1,9 +1,10 @@
 //! Types of the agent's HTTP API, shared by the agent and the command.
 //!
-//! They are also the format of a saved report.
+//! They are also the format of a saved report. `domain` has the messages of a socket of its own.
 
 mod audit;
 mod bounds;
+mod domain;
 mod error;
 mod event;
 mod finding;
@@ -23,6 +24,7 @@ mod vm;
 pub use audit::{Audit, Audited};
 pub use bounds::{BitRate, BitRateError, Bounds, BoundsChange, BoundsChanged};
 pub use data_threads::{CpuFloor, Cpus, Priority};
+pub use domain::{DOMAIN_LINE_BYTES_MAX, DomainEvent, SendDomain, domain_socket};
 pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, GapReason, Happening, MigrationResult};
 pub use finding::{Examination, Finding, Severity};

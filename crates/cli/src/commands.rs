@@ -25,6 +25,8 @@ pub(crate) mod stop;
 pub(crate) mod support_bundle;
 pub(crate) mod top;
 pub(crate) mod upgrade;
+pub(crate) mod xen;
+pub(crate) mod xen_send;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -56,6 +58,8 @@ use self::stop::StopArgs;
 use self::support_bundle::SupportBundleArgs;
 use self::top::TopArgs;
 use self::upgrade::UpgradeArgs;
+use self::xen::XenArgs;
+use self::xen_send::XenSendArgs;
 
 /// Exit codes, in the help and on man pages.
 const CODES: &str = "Exit codes:
@@ -121,6 +125,10 @@ pub(crate) enum Command {
     Ca(CaArgs),
     /// Send libvirt's migrations to this host through its agent
     Libvirt(LibvirtArgs),
+    /// Show how domains of Xen migrate through the agents
+    Xen(XenArgs),
+    /// Send the domain that `xl migrate` writes to standard input: its transport
+    XenSend(XenSendArgs),
     /// Print a shell's completion script
     Completions(CompletionsArgs),
     /// Write man pages into a directory
@@ -267,6 +275,9 @@ mod tests {
             ("dashboard --listen 0.0.0.0:7880", ErrorKind::ValueValidation),
             ("dashboard --listen 7880", ErrorKind::ValueValidation),
             ("libvirt setup --undo --print", ErrorKind::ArgumentConflict),
+            ("xen", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
+            ("xen-send", ErrorKind::MissingRequiredArgument),
+            ("xen-send b --limit fast", ErrorKind::ValueValidation),
         ] {
             assert_eq!(parse(line).err(), Some(kind), "{line}");
         }

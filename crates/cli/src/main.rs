@@ -42,6 +42,8 @@ fn perform(Args { api, tls, command }: Args) -> Result<ExitCode, Problem> {
         Command::Dashboard(args) => commands::dashboard::run(args, api, tls.as_deref()),
         Command::Top(args) => commands::top::run(args, api, tls.as_deref()),
         Command::Libvirt(args) => commands::libvirt::run(&args),
+        Command::Xen(args) => commands::xen::run(args),
+        Command::XenSend(args) => commands::xen_send::run(args, api),
         Command::Completions(args) => commands::completions::run(&args),
         Command::Man(args) => commands::completions::man(&args),
         Command::Request(request) => {

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 
 /// How work ended.
-#[must_use = "a panic goes on only in `or_go_on`"]
+#[must_use = "a panic goes on only in `or_go_on`, and counts in `into_returned`"]
 pub(crate) struct Caught<T>(thread::Result<T>);
 
 /// Works, and returns also if that panics.
@@ -16,6 +16,11 @@ impl<T> Caught<T> {
     /// None if it panicked.
     pub(crate) fn returned(&self) -> Option<&T> {
         self.0.as_ref().ok()
+    }
+
+    /// What it returned; none if it panicked, which is in the log.
+    pub(crate) fn into_returned(self) -> Option<T> {
+        self.0.ok()
     }
 
     /// What it returned; a panic goes on.
@@ -40,5 +45,6 @@ mod tests {
             worked.or_go_on()
         });
         assert!(panicked.returned().is_none() && followed);
+        assert_eq!(panicked.into_returned(), None);
     }
 }

@@ -4,6 +4,7 @@
 mod by_name;
 mod connections;
 mod disks;
+mod domain;
 mod greeting;
 mod lanes;
 mod nic_use;

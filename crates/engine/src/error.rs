@@ -13,6 +13,7 @@ use qemu::rendezvous::RendezvousError;
 use tap::TapError;
 use transport::{LaneError, LanesError};
 use wire::WireError;
+use xen::StreamError;
 
 use crate::resources::BuffersFull;
 
@@ -113,6 +114,9 @@ pub enum MigrationError {
     /// Its command line can't be changed as the operator wants.
     #[error("the source's QEMU: {0}")]
     CommandLine(#[from] CommandLineError),
+    /// The xl that migrates a domain fails, or writes what can't be read.
+    #[error("the source's xl: {0}")]
+    Xl(String),
     /// The guest powered off and QEMU ended with it, or QEMU died.
     #[error("the VM ended while it was being moved: {0}")]
     VmGone(String),
@@ -233,6 +237,12 @@ impl From<QmpError> for MigrationError {
             QmpError::Closed => Self::VmGone("its QEMU closed the QMP connection".to_owned()),
             error => Self::Qmp(error),
         }
+    }
+}
+
+impl From<StreamError> for MigrationError {
+    fn from(error: StreamError) -> Self {
+        Self::Xl(error.to_string())
     }
 }
 

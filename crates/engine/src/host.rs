@@ -25,6 +25,7 @@ use wire::{Inquiry, Part, SwitchoverMessage, examine, gang};
 
 use crate::resources::Resources;
 use crate::waits::Waits;
+use crate::xen::{ArrivingDomain, XenHost};
 
 /// This agent's settings and resources for migrations.
 #[derive(Clone, Debug)]
@@ -57,6 +58,8 @@ pub struct Local {
     pub sharing: Option<Arc<Sharing>>,
     /// The program whose migrations are carried here; none: none are carried.
     pub manager: Option<Arc<dyn Manager>>,
+    /// Domains of Xen; none: they neither leave nor arrive.
+    pub xen: Option<Arc<XenHost>>,
 }
 
 /// Downtime that is not spent on pages: device state, its load, `cont`, and the round trips between
@@ -151,6 +154,12 @@ pub trait Host: Send + Sync + 'static {
     /// Takes over a switchover that is not over, but whose control connection is.
     fn settle(&self, left: Unsettled);
 
+    /// Takes over the switchover of a domain of Xen that is not over, but whose control connection
+    /// is. By default its journal is left for the next start.
+    fn settle_domain(&self, left: UnsettledDomain) {
+        drop(left);
+    }
+
     /// Continues from the journal of a VM whose thread has panicked, as after a restart of the
     /// agent: only the journal tells whose VM it is. False if there is no journal, which means that
     /// the switchover was decided.
@@ -193,6 +202,14 @@ pub struct Unsettled {
     pub incoming: Option<Arc<Incoming>>,
     /// The VM, unless its fate is decided.
     pub arriving: Option<Box<dyn Arriving>>,
+}
+
+/// The same for a domain of Xen.
+pub struct UnsettledDomain {
+    /// The state machine that decides.
+    pub driver: Driver,
+    /// The domain.
+    pub arriving: ArrivingDomain,
 }
 
 /// A VM that arrives. If it is dropped before [`Arriving::adopt`], it is discarded.

@@ -18,8 +18,12 @@ mod source;
 mod tail;
 mod waits;
 mod watch;
+mod xen;
 
-pub use crate::host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled};
+pub use crate::host::{
+    Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled, UnsettledDomain,
+};
+pub use crate::xen::{ArrivingDomain, DepartingDomain, XenHost, XlPipes, domain_of};
 pub use content::{Domain, Estimate, Sample, Tally};
 pub use destination::{KnownHosts, Server, serve};
 pub use error::MigrationError;
@@ -30,6 +34,7 @@ pub use resources::{Buffers, BuffersFull, Resources};
 pub use source::carried::{
     Caller, Carried, CarriedEnd, CarryRequest, Content, More, Opening, Relay, Split,
 };
+pub use source::xen::{DepartedDomain, OfferedDomain};
 pub use source::{Migrated, migrate};
 pub use transport::{Endpoint, LaneError};
 pub use waits::Waits;

@@ -23,6 +23,7 @@ mod own;
 mod phases;
 mod prefault;
 mod saying;
+pub(crate) mod xen;
 
 use std::sync::Arc;
 

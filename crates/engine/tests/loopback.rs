@@ -205,6 +205,7 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
         waits: engine::Waits::default(),
         sharing: None,
         manager: None,
+        xen: None,
     };
     let here = Arc::new(Mutex::new(None));
     let (tell, taken_up) = channel();
@@ -369,6 +370,7 @@ fn a_message_about_a_switchover_in_another_hosts_name_is_refused() {
         waits: engine::Waits::default(),
         sharing: None,
         manager: None,
+        xen: None,
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = engine::serve(listener, [], Arc::new(host), local).unwrap();

@@ -1,5 +1,5 @@
 //! The programs that command the migrations that agents carry: what is special to each of them,
-//! behind one trait.
+//! behind one trait. Xen's `xl` is apart from that: its domains are no VMs of QEMU's.
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +9,7 @@ pub mod libvirt;
 mod onward;
 pub mod proxmox;
 pub mod takeover;
+pub mod xen;
 
 use std::fmt::Debug;
 

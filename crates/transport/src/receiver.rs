@@ -39,6 +39,9 @@ pub enum LaneEnd {
     /// The sink refused disk blocks.
     #[error(transparent)]
     Blocks(TakeError),
+    /// What takes whole batches refused one.
+    #[error("{0}")]
+    Refused(String),
     /// The migration ended, perhaps before this lane's batches could be used.
     #[error("the migration ended")]
     Over,
@@ -51,7 +54,7 @@ impl LaneEnd {
         match self {
             Self::Io(_) | Self::Over => true,
             Self::Place(error) => error.only_this_lane(),
-            Self::Peer(_) | Self::Decode(_) | Self::Blocks(_) => false,
+            Self::Peer(_) | Self::Decode(_) | Self::Blocks(_) | Self::Refused(_) => false,
         }
     }
 }
@@ -206,6 +209,40 @@ impl Incoming {
         let bytes = decoder.decode(encoding, payload, pages.len())?;
         placer.place_bodies(header.block, header.epoch, pages, bytes, Delivery::Body)?;
         Ok(&self.tables)
+    }
+
+    /// Reads a batch of pages and hands it to `take` whole: its tables, and the bodies one after the
+    /// other. It is acknowledged after that.
+    ///
+    /// # Errors
+    /// If the lane breaks, or the batch can't be decoded or is refused.
+    pub fn hand_on(
+        &mut self,
+        header: BatchHeader,
+        take: impl FnOnce(&Tables, &[u8]) -> Result<(), LaneEnd>,
+    ) -> Result<(), LaneEnd> {
+        self.read_tables(header.tables_bytes())?;
+        self.tables.parse(header, &self.table_bytes)?;
+        let count = self.tables.pages.len();
+        if count == 0 {
+            return take(&self.tables, &[]);
+        }
+        if header.deltas {
+            return Err(WireError::Contradiction("deltas where no page has a version").into());
+        }
+        let encoding = Encoding::try_from(header.encoding)?;
+        let mut unpacker = self.unpackers.take();
+        let Unpacker { payload: buffer, decoder, .. } = &mut *unpacker;
+        // Read before it is handed on, so that no thread waits for the source meanwhile.
+        let payload = buffer.room(header.payload_bytes as usize);
+        self.reader.read_exact(payload)?;
+        if encoding != Encoding::Raw {
+            return take(&self.tables, decoder.decode(encoding, payload, count)?);
+        }
+        if payload.len() != count * PAGE_BYTES {
+            return Err(DecodeError::WrongLength { bytes: payload.len(), bodies: count }.into());
+        }
+        take(&self.tables, payload)
     }
 
     /// Reads a batch of disk blocks into the sink's buffers and hands it to the sink.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use switchover::Envelope;
 
 use crate::carry::{Carry, Carrying, Channels};
+use crate::domain::ReceiveDomain;
 use crate::examine::{Answer, Question};
 use crate::part::Part;
 
@@ -34,6 +35,15 @@ pub enum ToDestination {
     Prepare(Box<Prepare>),
     /// Carry a migration that another manager commands; sent instead of `Prepare`.
     Carry(Box<Carry>),
+    /// Receive a domain of Xen; sent instead of `Prepare`, and answered by [`ToSource::Carrying`].
+    ReceiveDomain(Box<ReceiveDomain>),
+    /// Pages of a domain that belong to this epoch may arrive from now on.
+    Epoch {
+        /// The epoch: one more than the one before it.
+        epoch: u32,
+        /// Bytes of the non-RAM stream before it.
+        position: u64,
+    },
     /// QEMU's channels besides the main one, sent before the RAM blocks of a carried VM.
     Channels(Channels),
     /// Pages of a carried VM can be read from its disks. Sent before its channels and RAM blocks,

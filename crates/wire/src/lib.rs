@@ -21,6 +21,7 @@ mod batch;
 mod block;
 pub mod carry;
 mod control;
+mod domain;
 mod error;
 pub mod examine;
 mod fetch;
@@ -40,6 +41,7 @@ pub use control::{
     Announced, AuditOrder, Cost, Frame, FrameHeader, Late, Prepare, Prepared, SharingOrder,
     StorageOrder, ToDestination, ToSource, read_frame, read_message,
 };
+pub use domain::ReceiveDomain;
 pub use error::WireError;
 pub use fetch::{HasHeader, Wants};
 pub use inquiry::{Inquiry, SwitchoverMessage};

@@ -57,6 +57,12 @@ pub enum StreamError {
         /// The length it claims.
         bytes: u32,
     },
+    /// A configuration without what the agents need, or none.
+    #[error("the domain's configuration in xl's header can't be used: {why}")]
+    Configuration {
+        /// What is wrong.
+        why: &'static str,
+    },
     /// A newer or older format.
     #[error("{layer} wrote the stream in format {version}, which is not known")]
     Version {

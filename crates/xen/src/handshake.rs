@@ -1,4 +1,4 @@
-//! The handshake round xl's stream, and which host has the domain when a connection is cut.
+//! The handshake round xl's stream.
 //!
 //! `xl migrate` at the source and `xl migrate-receive` at the destination exchange fixed texts:
 //!
@@ -13,23 +13,12 @@
 //!
 //! xl has no time-outs. If its transport ends before 2, xl resumes its domain by itself; after 2 it
 //! never does, and the domain runs nowhere if the receiver did not get 3. So the agents do not pass
-//! these texts as bytes. The source's keeps 3 until the destination's agent has answered that it is
-//! there, and then asks, by any connection, until it knows whether the copy runs. If it does not,
-//! and never will, xl gets 4 and 5 as from a receiver that has failed, and resumes its domain.
-//!
-//! | connection cut | the source's agent | the domain is |
-//! | --- | --- | --- |
-//! | before 2 was given to xl | closes xl's pipes | the source's |
-//! | before the destination answered that it is there | answers failure when xl has written 3 | the source's |
-//! | later | asks: what the destination answers, xl gets | the destination's if it delivered 3, otherwise the source's |
-//!
-//! [`source::Machine`] and [`destination::Machine`] take an `Event` and return `Action`s in order,
-//! without I/O. They survive cut connections and exited processes, but not a restarted agent: they
-//! keep no journal. `tests/cuts` visits every state that they reach together.
+//! these texts as bytes: the switchover's machines decide, with their journals. To the source's, 3
+//! is the completion of the migration. The destination delivers it once the domain was given up. If
+//! the copy never runs, xl gets 4 and 5 as from a receiver that has failed, and resumes its domain.
+//! `tests/cuts` visits every state that xl, both agents and the receiver reach together.
 
 mod answer;
-pub mod destination;
-pub mod source;
 
 use std::num::NonZeroU8;
 
@@ -37,32 +26,3 @@ pub use answer::{Answer, AnswerReader, PERMISSION, PermissionReader, UnexpectedB
 
 /// The status that an agent reports for a failure of its own, libxl's ERROR_FAIL. xl prints it.
 pub const FAILED: NonZeroU8 = NonZeroU8::new(3).unwrap();
-
-/// A message to the destination's agent. Each may be lost, and may be repeated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Request {
-    /// Is the copy complete, and waiting for the permission?
-    Check,
-    /// The domain is the destination's: deliver the permission, or answer that it never will be.
-    Permission,
-    /// The domain is and stays the source's.
-    Cancel,
-}
-
-/// A message to the source's agent. Each may be lost, and may be repeated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reply {
-    /// The receiver is ready for the stream.
-    Banner,
-    /// The receiver has the domain.
-    Ready,
-    /// The copy is complete, and waits for the permission.
-    Present,
-    /// The copy runs.
-    Runs,
-    /// The copy never ran, and is destroyed.
-    Refused {
-        /// The receiver's status, or [`FAILED`].
-        status: NonZeroU8,
-    },
-}

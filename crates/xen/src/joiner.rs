@@ -5,7 +5,7 @@
 //! newer one was written before. All pages that the source sent before other bytes of the stream
 //! are written before these: VERIFY compares them, and what follows the image's END uses them.
 
-use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
+use page::{Batch, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 
 use crate::{PageKind, PageWord, RECORD_PAGES_MAX, write};
 
@@ -101,6 +101,28 @@ impl Record {
     }
 }
 
+/// Pages that arrived together on a lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrived<'a> {
+    /// Their block, which is their type.
+    pub block: BlockId,
+    /// Their epoch.
+    pub epoch: Epoch,
+    /// The pages with bodies.
+    pub pages: &'a [PageIndex],
+    /// Their bodies, one after the other.
+    pub bytes: &'a [u8],
+    /// The others.
+    pub fills: &'a [Fill],
+}
+
+/// What all pages of a batch have in common, and those without bodies.
+struct Of<'a> {
+    block: BlockId,
+    epoch: Epoch,
+    fills: &'a [Fill],
+}
+
 /// The order of a stream that is written anew.
 #[derive(Debug)]
 pub struct Joiner {
@@ -140,6 +162,12 @@ impl Joiner {
             self.written += bytes.len() as u64;
             self.ended = self.epoch;
         }
+    }
+
+    /// Whether the version of this epoch was written last.
+    #[must_use]
+    pub fn is_newest(&self, page: PageIndex, epoch: Epoch) -> bool {
+        self.newest.get(page.0 as usize) == Some(&epoch.0)
     }
 
     /// Bytes of the non-RAM stream that were written.
@@ -214,16 +242,47 @@ impl Joiner {
         &mut self,
         batch: &Batch,
         record: &mut Record,
+        write: impl FnMut(&[u8]),
+    ) -> Result<Joined, JoinError> {
+        let bodies = batch.bodies();
+        let pages = bodies.iter().map(|body| body.page);
+        let body = |nth: usize| bodies.get(nth).map(|body| batch.bytes_of(*body));
+        let of = Of { block: batch.block, epoch: batch.epoch, fills: batch.fills() };
+        self.pages(&of, pages, body, record, write)
+    }
+
+    /// As [`Joiner::batch`], for pages that arrived on a lane.
+    ///
+    /// # Errors
+    /// As [`Joiner::batch`].
+    pub fn arrived(
+        &mut self,
+        arrived: &Arrived<'_>,
+        record: &mut Record,
+        write: impl FnMut(&[u8]),
+    ) -> Result<Joined, JoinError> {
+        let Arrived { block, epoch, pages, bytes, fills } = *arrived;
+        let body = |nth: usize| bytes.chunks_exact(PAGE_BYTES).nth(nth);
+        let of = Of { block, epoch, fills };
+        self.pages(&of, pages.iter().copied(), body, record, write)
+    }
+
+    /// `body` has the bytes of each of `pages`; for what follows these it has none.
+    fn pages<'b>(
+        &mut self,
+        of: &Of<'_>,
+        pages: impl Iterator<Item = PageIndex>,
+        body: impl Fn(usize) -> Option<&'b [u8]>,
+        record: &mut Record,
         mut write: impl FnMut(&[u8]),
     ) -> Result<Joined, JoinError> {
-        let kind =
-            PageKind::of_block(batch.block).ok_or(JoinError::Block { block: batch.block })?;
-        self.check_fills(batch)?;
-        let bodies = batch.bodies().iter().map(|body| body.page);
-        let fills = batch.fills().iter().flat_map(|fill| {
+        let Of { block, epoch, fills } = *of;
+        let kind = PageKind::of_block(block).ok_or(JoinError::Block { block })?;
+        self.check_fills(fills)?;
+        let filled = fills.iter().flat_map(|fill| {
             (fill.first.0..fill.first.0.saturating_add(fill.count)).map(PageIndex)
         });
-        let mut words = bodies.chain(fills).map(|page| PageWord { page, kind });
+        let mut words = pages.chain(filled).map(|page| PageWord { page, kind });
         let mut pages = std::mem::take(&mut self.pages);
         let (mut first, mut joined) = (0, Joined::Stale);
         loop {
@@ -232,7 +291,7 @@ impl Joiner {
             if pages.is_empty() {
                 break;
             }
-            match self.page_data(batch.epoch, &pages, record)? {
+            match self.page_data(epoch, &pages, record)? {
                 Joined::Early => {
                     joined = Joined::Early;
                     break;
@@ -242,8 +301,7 @@ impl Joiner {
                     joined = Joined::Record;
                     write(record.head());
                     for nth in record.bodies() {
-                        let body = batch.bodies().get(first + nth);
-                        write(body.map_or(&ZEROS[..], |body| batch.bytes_of(*body)));
+                        write(body(first + nth).unwrap_or(&ZEROS));
                     }
                 }
             }
@@ -254,9 +312,9 @@ impl Joiner {
     }
 
     /// Fill runs are zero, and inside the domain.
-    fn check_fills(&self, batch: &Batch) -> Result<(), JoinError> {
+    fn check_fills(&self, fills: &[Fill]) -> Result<(), JoinError> {
         let pages_max = self.pages_max;
-        for fill in batch.fills() {
+        for fill in fills {
             let (page, byte) = (fill.first, fill.byte);
             if byte != 0 {
                 return Err(JoinError::Fill { first: page, byte });
@@ -282,105 +340,4 @@ impl Joiner {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::PageKind;
-
-    fn word(page: u32, kind: PageKind) -> PageWord {
-        PageWord { page: PageIndex(page), kind }
-    }
-
-    /// A joiner in its first epoch, after 100 bytes of the non-RAM stream.
-    fn started() -> Joiner {
-        let mut joiner = Joiner::new(1000);
-        joiner.non_ram(&[0; 100]);
-        joiner.epoch(Epoch(1), 100).unwrap();
-        joiner
-    }
-
-    fn take(
-        joiner: &mut Joiner,
-        epoch: u32,
-        pages: &[PageWord],
-    ) -> Result<(Joined, Record), JoinError> {
-        let mut record = Record::default();
-        let joined = joiner.page_data(Epoch(epoch), pages, &mut record)?;
-        Ok((joined, record))
-    }
-
-    #[test]
-    fn a_record_has_the_bytes_that_libxc_writes() {
-        let pages = [word(3, PageKind::L1Pinned), word(4, PageKind::Invalid)];
-        let (joined, record) = take(&mut started(), 1, &pages).unwrap();
-        assert_eq!((joined, record.bodies()), (Joined::Record, &[0][..]));
-        let mut expected = Vec::new();
-        // PAGE_DATA, its length, two pages.
-        for number in [1_u32, 8 + 16 + 4096, 2, 0] {
-            expected.extend_from_slice(&number.to_le_bytes());
-        }
-        expected.extend_from_slice(&[3, 0, 0, 0, 0, 0, 0, 0x90]);
-        expected.extend_from_slice(&[4, 0, 0, 0, 0, 0, 0, 0xf0]);
-        assert_eq!(record.head(), expected);
-    }
-
-    /// A type without a body is a version like others.
-    #[test]
-    fn older_versions_are_dropped_if_they_arrive_late() {
-        let mut joiner = started();
-        joiner.epoch(Epoch(2), 100).unwrap();
-        let newer = [word(7, PageKind::Invalid), word(9, PageKind::Normal)];
-        assert_eq!(take(&mut joiner, 2, &newer).unwrap().0, Joined::Record);
-        let older = [6, 7, 8, 9].map(|page| word(page, PageKind::Normal));
-        let (joined, record) = take(&mut joiner, 1, &older).unwrap();
-        assert_eq!((joined, record.bodies()), (Joined::Record, &[0, 2][..]));
-        // What a lane that died had sent comes again.
-        for (epoch, pages) in [(1, &older[..]), (2, &newer[..])] {
-            assert_eq!(take(&mut joiner, epoch, pages).unwrap().0, Joined::Stale);
-        }
-    }
-
-    #[test]
-    fn pages_wait_for_what_precedes_them() {
-        let mut joiner = Joiner::new(1000);
-        let page = [word(1, PageKind::Normal)];
-        assert_eq!(take(&mut joiner, 1, &page).unwrap().0, Joined::Early);
-        joiner.non_ram(&[0; 100]);
-        assert_eq!(take(&mut joiner, 1, &page).unwrap().0, Joined::Early);
-        joiner.epoch(Epoch(1), 100).unwrap();
-        assert_eq!(take(&mut joiner, 1, &page).unwrap().0, Joined::Record);
-    }
-
-    #[test]
-    fn a_page_that_was_missing_at_its_epochs_end_is_an_error() {
-        let mut joiner = started();
-        let pages = [1, 2].map(|page| word(page, PageKind::Normal));
-        take(&mut joiner, 1, &pages[..1]).unwrap();
-        joiner.non_ram(&[0; 8]);
-        assert_eq!(take(&mut joiner, 1, &pages[..1]).unwrap().0, Joined::Stale);
-        let missed = JoinError::Missed { page: PageIndex(2), epoch: Epoch(1) };
-        assert_eq!(take(&mut joiner, 1, &pages).unwrap_err(), missed);
-        joiner.epoch(Epoch(2), 108).unwrap();
-        assert_eq!(take(&mut joiner, 2, &pages).unwrap().0, Joined::Record);
-    }
-
-    #[test]
-    fn epochs_must_follow_each_other_where_the_source_had_them() {
-        let mut joiner = started();
-        for epoch in [Epoch(0), Epoch(1), Epoch(3)] {
-            let error = JoinError::EpochOrder { epoch, before: Epoch(1) };
-            assert_eq!(joiner.epoch(epoch, 100), Err(error));
-        }
-        let error = JoinError::Position { epoch: Epoch(2), position: 101, written: 100 };
-        assert_eq!(joiner.epoch(Epoch(2), 101), Err(error));
-        assert_eq!(joiner.epoch(Epoch(2), 100), Ok(()));
-    }
-
-    #[test]
-    fn page_numbers_are_limited() {
-        let mut joiner = started();
-        let (page, pages_max) = (PageIndex(1000), 1000);
-        let error = take(&mut joiner, 1, &[word(1000, PageKind::Normal)]).unwrap_err();
-        assert_eq!(error, JoinError::OutsideDomain { page, pages_max });
-        assert!(take(&mut joiner, 1, &[word(999, PageKind::Normal)]).is_ok());
-    }
-}
+mod tests;

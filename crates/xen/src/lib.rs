@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod batches;
+mod configuration;
 mod cursor;
 mod error;
 #[doc(hidden)]
@@ -28,8 +29,12 @@ mod splitter;
 pub mod write;
 
 pub use batches::fill_batch;
+pub use configuration::{Configuration, DOMAIN_PAGES_MAX, is_name, is_uuid};
 pub use error::{Layer, StreamError};
-pub use joiner::{JoinError, Joined, Joiner, Record};
+pub use joiner::{Arrived, JoinError, Joined, Joiner, Record};
 pub use page_word::{PageKind, PageWord};
 pub use record::{RECORD_BYTES_MAX, RECORD_PAGES_MAX, libxc, libxl};
-pub use splitter::{Domain, DomainKind, OPTIONAL_BYTES_MAX, Progress, Sink, Splitter, Step};
+pub use splitter::{
+    Domain, DomainKind, OPTIONAL_BYTES_MAX, Progress, Sink, Splitter, Step, XL_HEADER_BYTES,
+    configuration_bytes,
+};

@@ -15,7 +15,7 @@ use crate::cursor::{Cursor, Short};
 use crate::record::{OPTIONAL, RECORD_HEAD_BYTES, libxc, libxl, padded};
 use crate::{Layer, PageWord, RECORD_BYTES_MAX, StreamError};
 
-pub use headers::{Domain, DomainKind, OPTIONAL_BYTES_MAX};
+pub use headers::{Domain, DomainKind, OPTIONAL_BYTES_MAX, XL_HEADER_BYTES, configuration_bytes};
 
 /// The receiver of a stream's parts, in their order.
 pub trait Sink {
@@ -227,7 +227,7 @@ impl Splitter {
     /// Takes a header, of which all bytes must be in the input, and returns its length.
     fn before<S: Sink>(&mut self, part: Part, rest: &[u8], sink: &mut S) -> Result<usize, Halt> {
         let (head_bytes, bytes_left, then) = match part {
-            Part::XlHeader => (headers::XL_BYTES, u64::from(headers::xl(rest)?), Part::LibxlHeader),
+            Part::XlHeader => (XL_HEADER_BYTES, u64::from(headers::xl(rest)?), Part::LibxlHeader),
             Part::LibxlHeader => {
                 headers::libxl(rest)?;
                 (headers::LIBXL_BYTES, 0, Part::LibxlRecord)

@@ -6,6 +6,9 @@ use page::PAGE_BYTES;
 use crate::record::{PAGE_DATA_HEAD_BYTES, WORD_BYTES};
 use crate::{DomainKind, PageWord, RECORD_PAGES_MAX, libxc, libxl};
 
+/// The configuration of a domain of 64 MiB.
+pub const CONFIGURATION: &str = r#"{"c_info":{"type":"pv","name":"web1","uuid":"0f2b4c1e-95d8-4f27-9a3e-1c9d0f6a7b42"},"b_info":{"max_memkb":65536}}"#;
+
 /// Appends a PAGE_DATA record up to the page words, for pages whose bodies follow in the same
 /// order.
 ///
@@ -31,6 +34,13 @@ pub fn xl_header(out: &mut Vec<u8>, configuration: &[u8]) {
         out.extend_from_slice(&number.to_le_bytes());
     }
     out.extend_from_slice(configuration);
+}
+
+/// Appends the optional data of xl's header: the domain's configuration, as a text that ends in 0.
+pub fn configuration(out: &mut Vec<u8>, json: &str) {
+    let text = [json.as_bytes(), &[0]].concat();
+    out.extend_from_slice(&length(&text).to_le_bytes());
+    out.extend_from_slice(&text);
 }
 
 /// Appends libxl's header.
@@ -78,7 +88,9 @@ pub fn page_data(out: &mut Vec<u8>, pages: &[(PageWord, u8)]) {
 
 /// Appends what precedes the pages, as Xen 4.17 writes it.
 pub fn begin(out: &mut Vec<u8>, kind: DomainKind) {
-    xl_header(out, b"\x14\0\0\0{\"c_info\":{}}");
+    let mut data = Vec::new();
+    configuration(&mut data, CONFIGURATION);
+    xl_header(out, &data);
     libxl_header(out);
     record(out, libxl::LIBXC_CONTEXT, &[]);
     libxc_headers(out, 3, kind);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::{ErrorCode, HostInfo, Progress};
+use api::{ErrorCode, HostInfo, Progress, VmSummary};
 use identity::Identity;
 
 use super::metrics::CachedText;
@@ -15,6 +15,7 @@ use crate::moves::migrations::Migrations;
 use crate::moves::recovery::Settlers;
 use crate::peers::Peers;
 use crate::vms::registry::Registry;
+use crate::xen::DomainSettlers;
 
 /// The parts of the agent that answer requests.
 #[derive(Clone)]
@@ -24,6 +25,8 @@ pub(crate) struct Api {
     pub(crate) peers: Peers,
     pub(crate) registry: Arc<Registry>,
     pub(crate) settlers: Arc<Settlers>,
+    /// None: there are no domains of Xen.
+    pub(crate) domains: Option<Arc<DomainSettlers>>,
     pub(crate) migrations: Arc<Migrations>,
     pub(crate) gangs: Arc<Gangs>,
     pub(crate) examiner: Arc<Examiner>,
@@ -41,6 +44,11 @@ impl Api {
     /// Refuses what would start something while the agent is stopping.
     pub(super) fn check_open(&self) -> Result<(), Denied> {
         if *self.closing.borrow() { Err(Denied::Closing) } else { Ok(()) }
+    }
+
+    /// The domains of Xen that are in doubt, shown as VMs.
+    pub(super) fn domains_in_doubt(&self) -> Vec<VmSummary> {
+        self.domains.as_ref().map(|domains| domains.in_doubt()).unwrap_or_default()
     }
 
     /// Adds to a refusal where the VM is, if it is known to be on another host.

@@ -65,6 +65,7 @@ impl Site {
             waits: engine::Waits::default(),
             sharing: None,
             manager: None,
+            xen: None,
         };
         let events = Events::new(limits).unwrap();
         let settlers = Settlers::new(
@@ -113,6 +114,7 @@ impl Site {
             peers: Peers::default(),
             registry,
             settlers,
+            domains: None,
             migrations,
             gangs,
             examiner,

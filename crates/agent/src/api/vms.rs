@@ -19,7 +19,12 @@ pub(super) async fn list(
     State(api): State<Api>,
     caller: Option<Extension<Caller>>,
 ) -> Answer<Vec<VmSummary>> {
-    let vms = blocking(move || Ok(api.registry.list())).await?;
+    let list = move || {
+        let mut vms = api.registry.list();
+        vms.extend(api.domains_in_doubt());
+        Ok(vms)
+    };
+    let vms = blocking(list).await?;
     Ok(Json(vms.into_iter().map(|vm| shown_to(caller.as_deref(), vm)).collect()))
 }
 
@@ -44,7 +49,11 @@ pub(super) async fn show(
     caller: Option<Extension<Caller>>,
     Name(name): Name,
 ) -> Answer<VmSummary> {
-    let vm = blocking(move || api.registry.examine(&name)).await?;
+    let examine = move || {
+        let domain = api.domains_in_doubt().into_iter().find(|domain| domain.name == name);
+        domain.map_or_else(|| api.registry.examine(&name), Ok)
+    };
+    let vm = blocking(examine).await?;
     Ok(Json(shown_to(caller.as_deref(), vm)))
 }
 
@@ -80,7 +89,14 @@ pub(super) async fn resolve(
     Name(name): Name,
     Body(request): Body<ResolveRequest>,
 ) -> Answer<Option<VmSummary>> {
-    blocking(move || api.settlers.decide(&name, request)).await.map(Json)
+    let decide = move || {
+        let domain = api.domains.as_ref().and_then(|domains| domains.decide(&name, request));
+        match domain {
+            Some(decided) => decided.map(|()| None),
+            None => api.settlers.decide(&name, request),
+        }
+    };
+    blocking(decide).await.map(Json)
 }
 
 pub(super) async fn predict(

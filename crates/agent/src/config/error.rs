@@ -123,6 +123,9 @@ pub enum ConfigError {
     /// A setting under `[webhook]` is wrong.
     #[error("[webhook] {0}")]
     Webhook(String),
+    /// A setting under `[xen]` is wrong.
+    #[error("[xen] {0}")]
+    Xen(String),
     /// The pool's size is out of range.
     #[error(
         "pool-mib: {0} is outside {low} to {high}",

@@ -8,7 +8,7 @@ use api::CpuFloor;
 use serde::Deserialize;
 
 use super::error::ConfigError;
-use super::{CpuShare, DirectoryChoice, NicSpeed, carry, file, webhook};
+use super::{CpuShare, DirectoryChoice, NicSpeed, carry, file, webhook, xen};
 
 /// The settings of an agent; each may be missing.
 #[derive(Debug, Default, clap::Args, Deserialize)]
@@ -106,6 +106,8 @@ pub struct Settings {
     pub(crate) carry: Option<carry::Section>,
     #[arg(skip)]
     pub(crate) webhook: Option<webhook::Section>,
+    #[arg(skip)]
+    pub(crate) xen: Option<xen::Section>,
 }
 
 /// Reads the file; relative paths in it start from its directory.

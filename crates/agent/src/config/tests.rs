@@ -294,3 +294,24 @@ fn kubevirts_file_is_understood() {
     assert_eq!(carry.manager, Manager::Kubevirt);
     assert_eq!(carry.request.sharing.share, api::Share::Off);
 }
+
+#[test]
+fn domains_of_xen_arrive_only_from_hosts_that_are_named() {
+    let read = |section: &str| {
+        let config = format!("name = 'host-a'\nlisten = '127.0.0.1:7450'\n{section}");
+        Files::new(&config, "").read()
+    };
+    assert_eq!(read("").unwrap().xen, None);
+    let xen = read("[xen]").unwrap().xen.unwrap();
+    assert_eq!((xen.xl.as_path(), xen.accept_from.len()), (Path::new("/usr/sbin/xl"), 0));
+    let xen = read("[xen]\nxl = '/opt/xl'\naccept-from = ['host-b']").unwrap().xen.unwrap();
+    let expected = Xen { xl: "/opt/xl".into(), accept_from: vec!["host-b".to_owned()] };
+    assert_eq!(xen, expected);
+    for (section, part) in [
+        ("[xen]\nxl = 'xl'", "not an absolute path"),
+        ("[xen]\naccept-from = ['../b']", "accept-from"),
+    ] {
+        let error = read(section).unwrap_err().to_string();
+        assert!(error.starts_with("[xen] ") && error.contains(part), "{error}");
+    }
+}

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use api::HostInfo;
-use engine::{KnownHosts, Server};
+use api::{HostInfo, domain_socket};
+use engine::{KnownHosts, Local, Server};
 use identity::{Files, Identity};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::Signal;
@@ -23,7 +23,9 @@ use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
 use crate::moves::arrivals::Arrivals;
 use crate::moves::migrations::Migrations;
+use crate::moves::recovery::{Settlers, kept};
 use crate::peers::{Peers, PeersFile, PeersListener, Routes};
+use crate::xen::{DomainListener, DomainSettlers};
 
 /// VMs can arrive and be carried. No one can give orders yet.
 pub(super) struct Open {
@@ -35,7 +37,16 @@ pub(super) struct Open {
     pub(super) listeners: Listeners,
     pub(super) server: Server,
     pub(super) carry_listeners: Option<CarryListeners>,
+    /// None: domains of Xen neither leave nor arrive.
+    pub(super) domains: Option<Domains>,
     pub(super) followed: Followed,
+}
+
+/// Domains of Xen.
+pub(super) struct Domains {
+    pub(super) settlers: Arc<DomainSettlers>,
+    pub(super) listener: DomainListener,
+    pub(super) _socket: ApiSocket,
 }
 
 /// What is watched while the API is served.
@@ -48,7 +59,7 @@ pub(super) struct Followed {
 
 impl Settling {
     pub(super) fn open(self) -> Result<Open, AgentError> {
-        let Self { owned, peers, settlers, webhook, kept_hosts } = self;
+        let Self { owned, peers, settlers, webhook, mut kept_hosts } = self;
         let Owned { runtime, hangups, config, identity, local, port, socket, listeners } = owned;
         let registry = Arc::clone(&settlers.registry);
         let events = Arc::clone(&settlers.events);
@@ -73,9 +84,11 @@ impl Settling {
             config.own.as_ref().and_then(|own| own.uplink),
         ));
         let gangs = Arc::new(Gangs::new(&order_handler, &events));
+        let domain_settlers = settle_domains(&local, &settlers, &peers, &mut kept_hosts)?;
         let this_host = Arc::new(ThisHost {
             arrivals: Arrivals::new(&settlers, &examiner, peers.clone(), &config.waits),
             settlers: Arc::clone(&settlers),
+            domains: domain_settlers.clone(),
             examiner: Arc::clone(&examiner),
             order_handler,
             peers: peers.clone(),
@@ -83,6 +96,10 @@ impl Settling {
         let known = hosts(&config.peers, &kept_hosts);
         let server = engine::serve(port, known, this_host, local.clone())
             .map_err(|source| local_error("listening to peers", source))?;
+        let domains = match &domain_settlers {
+            Some(settlers) => Some(open_domains(&config, &local, &migrations, settlers)?),
+            None => None,
+        };
         let carry_listeners = match &config.carry {
             Some(carry) => {
                 let (migrations, examiner) = (Arc::clone(&migrations), Arc::clone(&examiner));
@@ -110,6 +127,7 @@ impl Settling {
             peers,
             registry,
             settlers,
+            domains: domain_settlers,
             migrations,
             gangs,
             examiner,
@@ -119,8 +137,50 @@ impl Settling {
             metrics: CachedText::default(),
             closing,
         };
-        Ok(Open { runtime, socket, api, refuse, listeners, server, carry_listeners, followed })
+        Ok(Open {
+            runtime,
+            socket,
+            api,
+            refuse,
+            listeners,
+            server,
+            carry_listeners,
+            domains,
+            followed,
+        })
     }
+}
+
+/// Continues switchovers of domains of Xen that an earlier run of the agent left.
+fn settle_domains(
+    local: &Local,
+    settlers: &Settlers,
+    peers: &Peers,
+    kept_hosts: &mut Vec<IpAddr>,
+) -> Result<Option<Arc<DomainSettlers>>, AgentError> {
+    let Some(xen) = &local.xen else { return Ok(None) };
+    let left = xen.journals.contents()?;
+    kept_hosts.extend(kept::hosts(&left));
+    let reported = (Arc::clone(&settlers.events), Arc::clone(&settlers.history));
+    let this = (local.agent.as_str(), local.security.clone());
+    let domains = DomainSettlers::new(Arc::clone(xen), reported, this, peers.clone());
+    domains.take_up(left);
+    Ok(Some(domains))
+}
+
+/// Opens the socket for xl's transports.
+fn open_domains(
+    config: &Config,
+    local: &Local,
+    migrations: &Arc<Migrations>,
+    settlers: &Arc<DomainSettlers>,
+) -> Result<Domains, AgentError> {
+    let (_socket, listener) = ApiSocket::bind(&domain_socket(&config.api), None)?;
+    let (migrations, settlers) = (Arc::clone(migrations), Arc::clone(settlers));
+    let listener =
+        DomainListener::start(listener, local.clone(), migrations, Arc::clone(&settlers))
+            .map_err(|source| local_error("waiting for transports of xl", source))?;
+    Ok(Domains { settlers, listener, _socket })
 }
 
 /// The peers file, and all that use its contents.

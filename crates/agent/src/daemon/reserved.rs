@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use dedup::destination::Sharing;
-use engine::{Local, Resources};
+use engine::{Local, Resources, XenHost};
 use host::quota::Notes;
 use identity::{FileError, Files, Identity, IdentityError, Security};
+use managers::xen::Xl;
 use managers::{kubevirt, libvirt, proxmox};
 use qemu::launch::User;
 use qemu::programs::Programs;
@@ -24,7 +25,7 @@ use super::process::Configured;
 use super::rack::rack;
 use crate::api::Port;
 use crate::api::socket::ApiSocket;
-use crate::config::{Carry, Config, Manager};
+use crate::config::{Carry, Config, Manager, Xen};
 use crate::state::StateDir;
 use crate::user;
 use crate::vms::logs;
@@ -93,6 +94,7 @@ impl Configured {
             waits: config.waits,
             sharing: sharing(&config, security)?,
             manager: config.carry.as_ref().map(manager),
+            xen: config.xen.as_ref().map(|xen| xen_host(xen, &state)).transpose()?,
         };
         let api_group = config.api_group.as_deref().map(user::group).transpose()?;
         let (socket, api) = ApiSocket::bind(&config.api, api_group)?;
@@ -172,6 +174,15 @@ fn sharing(config: &Config, security: Security) -> Result<Option<Arc<Sharing>>, 
     let rack = rack(config, security)?;
     let sharing = Sharing::start(secret, rack);
     sharing.map(Some).map_err(|source| local_error("starting a thread", source))
+}
+
+/// Domains of Xen, and the journals of their switchovers.
+fn xen_host(xen: &Xen, state: &StateDir) -> Result<Arc<XenHost>, AgentError> {
+    Ok(Arc::new(XenHost {
+        xl: Arc::new(Xl::new(xen.xl.clone())),
+        journals: JournalDir::open(&state.domain_journals())?,
+        accept_from: xen.accept_from.clone(),
+    }))
 }
 
 /// The program whose migrations are carried here.

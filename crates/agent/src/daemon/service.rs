@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::error::{AgentError, local_error};
-use super::open::{Followed, Open, PeersReading};
+use super::open::{Domains, Followed, Open, PeersReading};
 use super::reserved::Listeners;
 use super::{renewal, service_manager};
 use crate::api::{Api, router, serve_metrics, webhook};
@@ -30,8 +30,9 @@ const POSTCOPY_WAIT: Duration = Duration::from_secs(300);
 impl Open {
     /// Serves the API until a signal arrives; VMs keep running.
     pub(super) fn serve(self) -> Result<(), AgentError> {
-        let Self { runtime, socket, api, refuse, listeners, server, carry_listeners, followed } =
-            self;
+        let Self { runtime, socket, api, refuse, listeners, server, .. } = self;
+        let Self { carry_listeners, domains, followed, .. } = self;
+        let domain_settlers = domains.as_ref().map(|domains| Arc::clone(&domains.settlers));
         let settlers = Arc::clone(&api.settlers);
         let served = runtime.block_on(async {
             let mut signals = Signals::new()?;
@@ -45,8 +46,9 @@ impl Open {
             service_manager::tell(NotifyState::Stopping);
             // During the shutdown the API answers, but starts nothing.
             let _ = refuse.send(true);
-            let winding_down =
-                tokio::task::spawn_blocking(move || wind_down(&api, server, carry_listeners));
+            let winding_down = tokio::task::spawn_blocking(move || {
+                wind_down(&api, server, carry_listeners, domains);
+            });
             tokio::select! {
                 _ = winding_down => {}
                 // A second signal ends the agent at once; the next start cleans up.
@@ -62,6 +64,9 @@ impl Open {
         });
         runtime.shutdown_background();
         settlers.close();
+        if let Some(settlers) = domain_settlers {
+            settlers.close();
+        }
         drop(socket);
         tracing::info!("ended; VMs keep running");
         served
@@ -162,10 +167,18 @@ fn follow(followed: Followed, api: &Api) -> Option<JoinHandle<()>> {
 }
 
 /// Ends migrations, and waits for what can't be cancelled.
-fn wind_down(api: &Api, mut server: Server, mut carry_listeners: Option<CarryListeners>) {
+fn wind_down(
+    api: &Api,
+    mut server: Server,
+    mut carry_listeners: Option<CarryListeners>,
+    mut domains: Option<Domains>,
+) {
     let until = Instant::now() + POSTCOPY_WAIT;
     if let Some(carry_listeners) = &mut carry_listeners {
         carry_listeners.stop_accepting();
+    }
+    if let Some(domains) = &mut domains {
+        domains.listener.stop_accepting();
     }
     // First, so that gangs don't take the end of this agent's migrations for failures.
     api.gangs.close();
@@ -174,7 +187,7 @@ fn wind_down(api: &Api, mut server: Server, mut carry_listeners: Option<CarryLis
         carry_listeners.wait_for_bypasses(until);
     }
     // Joins the threads of what was carried, which publish how it ended.
-    drop(carry_listeners);
+    drop((carry_listeners, domains));
     let vms = server.wait_postcopies(until);
     if vms > 0 {
         tracing::error!(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::{Arriving, Host, Refusal, Unsettled};
+use engine::{Arriving, Host, Refusal, Unsettled, UnsettledDomain};
 use qemu::disks::GoesOn;
 use switchover::MigrationId;
 use wire::examine::{self, Question};
@@ -13,11 +13,14 @@ use crate::gangs::OrderHandler;
 use crate::moves::arrivals::Arrivals;
 use crate::moves::recovery::Settlers;
 use crate::peers::Peers;
+use crate::xen::DomainSettlers;
 
 /// This host as a peer of others.
 pub(super) struct ThisHost {
     pub(super) arrivals: Arrivals,
     pub(super) settlers: Arc<Settlers>,
+    /// None: there are no domains of Xen.
+    pub(super) domains: Option<Arc<DomainSettlers>>,
     pub(super) examiner: Arc<Examiner>,
     pub(super) order_handler: Arc<OrderHandler>,
     pub(super) peers: Peers,
@@ -32,12 +35,21 @@ impl Host for ThisHost {
         self.settlers.coming(left);
     }
 
+    fn settle_domain(&self, left: UnsettledDomain) {
+        if let Some(domains) = &self.domains {
+            domains.coming(left);
+        }
+    }
+
     fn take_up(&self, vm: &str, migration: &MigrationId) -> bool {
         self.settlers.take_up_after_fault(vm, self.settlers.kept_of(migration))
     }
 
     fn answer(&self, inquiry: Inquiry) -> Option<SwitchoverMessage> {
-        self.settlers.answer(inquiry)
+        match &self.domains {
+            Some(domains) if domains.knows(&inquiry.message) => domains.answer(inquiry),
+            _ => self.settlers.answer(inquiry),
+        }
     }
 
     fn admits(&self, host: &str) -> bool {

@@ -7,6 +7,7 @@
 
 mod case;
 mod destination_effects;
+pub(crate) mod inquiring;
 pub(crate) mod kept;
 mod restart;
 mod source_effects;

@@ -15,6 +15,7 @@ use transport::{BlockSink, Incoming, LaneEnd, Unpackers, thread_cpu};
 use wire::LaneHeader;
 
 use super::by_name::ByName;
+use super::domain::DomainWriter;
 use crate::network::{Flow, Network, Way};
 use crate::resources::{LANES_MAX, Resources};
 
@@ -28,6 +29,8 @@ struct State {
     pages: Option<Pages>,
     /// None: no disks move.
     disks: Option<Arc<dyn BlockSink>>,
+    /// None: the VM is no domain of Xen.
+    domain: Option<Arc<DomainWriter>>,
     over: bool,
     /// Connections being served, each by its own thread.
     connections: HashMap<u64, Closer>,
@@ -197,6 +200,11 @@ impl ArrivingLanes {
         self.state.lock().disks = Some(disks);
     }
 
+    /// The pages are those of a domain of Xen. Called before any lane can connect.
+    pub(crate) fn with_domain(&self, domain: Arc<DomainWriter>) {
+        self.state.lock().domain = Some(domain);
+    }
+
     /// Ends all lanes, without waiting for them.
     pub(crate) fn shut(&self) {
         let mut state = self.state.lock();
@@ -255,6 +263,9 @@ enum Unread {
     /// The migration shares no content.
     #[error("the source sent pages by name, which was not agreed on")]
     NoNames,
+    /// A domain of Xen has only pages.
+    #[error("the source sent something else than pages of a domain")]
+    OnlyPages,
 }
 
 impl Unread {
@@ -277,9 +288,16 @@ impl ArrivingLanes {
     /// batch.
     fn read(&self, lane: &mut Incoming, received_bytes: &AtomicU64) -> Result<(), Unread> {
         let (mut pages, mut sink) = (None, None);
+        let domain = self.state.lock().domain.clone();
         while let Some(header) = lane.next_header()? {
             // A batch counts when it is placed: a lane that stands still brings nothing.
             let batch_bytes = header.batch_bytes();
+            if let Some(domain) = &domain {
+                let LaneHeader::Pages(header) = header else { return Err(Unread::OnlyPages) };
+                lane.hand_on(header, |tables, bodies| domain.take(header, tables, bodies))?;
+                received_bytes.fetch_add(batch_bytes, Relaxed);
+                continue;
+            }
             if let LaneHeader::Blocks(header) = header {
                 let sink = match &sink {
                     Some(sink) => sink,

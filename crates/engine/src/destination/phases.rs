@@ -9,6 +9,7 @@
 mod audit;
 mod carried;
 mod connect;
+mod domain;
 mod effects;
 mod end;
 mod load;
@@ -83,6 +84,7 @@ impl Connected<'_> {
         let order = match self.receive_order()? {
             Some(Order::Prepare(order)) => order,
             Some(Order::Carry(order)) => return self.carry(&order, place),
+            Some(Order::Domain(order)) => return self.receive_domain(&order, place),
             None => return Ok(()),
         };
         self.check_from(&order.from)?;

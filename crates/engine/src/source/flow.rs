@@ -29,13 +29,60 @@ use crate::network::Network;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
 
+/// Reads a stream whose pages take the path.
+pub(crate) trait Tapping {
+    /// Ends it.
+    type Stopper: Stopping;
+
+    /// What ends it.
+    fn stopper(&self) -> Self::Stopper;
+}
+
+/// Ends the threads that read a stream: see [`tap::Stopper`].
+pub(crate) trait Stopping {
+    /// Hands nothing on any more.
+    fn stop(&self);
+    /// Ends them, and waits for them.
+    fn cut(&self);
+    /// Fails a migration that this agent can't cancel.
+    fn hang_up(&self, limit: Duration);
+    /// CPU time of those that have ended.
+    fn cpu(&self) -> Duration;
+}
+
+impl Tapping for Tap {
+    type Stopper = tap::Stopper;
+
+    fn stopper(&self) -> tap::Stopper {
+        self.stopper()
+    }
+}
+
+impl Stopping for tap::Stopper {
+    fn stop(&self) {
+        self.stop();
+    }
+
+    fn cut(&self) {
+        self.cut();
+    }
+
+    fn hang_up(&self, limit: Duration) {
+        self.hang_up(limit);
+    }
+
+    fn cpu(&self) -> Duration {
+        self.cpu()
+    }
+}
+
 /// The path of pages, from its start to the end of the migration.
-pub(crate) struct Flow {
+pub(crate) struct Flow<S = tap::Stopper> {
     pub(crate) state: Arc<StreamState>,
     pub(crate) lanes: Arc<Lanes>,
     /// None: pages don't go by name.
     pub(crate) stage: Option<Arc<Stage>>,
-    pub(crate) tap: tap::Stopper,
+    pub(crate) tap: S,
     pub(crate) threads: Arc<DataThreads>,
     /// Paces the lanes, and the stream if it is passed through whole.
     pub(crate) pacing: Pacing,
@@ -69,13 +116,13 @@ pub(crate) fn tap_failed(error: TapError, lanes: &Lanes, host: String) -> Migrat
     }
 }
 
-impl Flow {
+impl<S: Stopping> Flow<S> {
     /// Starts the lanes, their pacing, and the tap that `open` makes for a collector. The
     /// returned tap is to be joined.
-    pub(crate) fn start(
+    pub(crate) fn start<T: Tapping<Stopper = S>>(
         plan: FlowPlan<'_>,
-        open: impl FnOnce(Collector) -> Result<Tap, MigrationError>,
-    ) -> Result<(Self, Tap), MigrationError> {
+        open: impl FnOnce(Collector) -> Result<T, MigrationError>,
+    ) -> Result<(Self, T), MigrationError> {
         let FlowPlan { state, naming, link, .. } = plan;
         let (threads, report_builder) = (Arc::clone(plan.threads), Arc::clone(plan.report_builder));
         let lanes = Arc::new(Lanes::new(plan.lanes, Some(Arc::clone(&threads))));

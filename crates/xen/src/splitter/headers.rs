@@ -21,7 +21,8 @@ const LIBXC_BIG_ENDIAN: u16 = 1;
 /// x86's pages.
 const PAGE_BITS: u16 = 12;
 
-pub(super) const XL_BYTES: usize = 48;
+/// Bytes of xl's header, before the domain's configuration.
+pub const XL_HEADER_BYTES: usize = 48;
 pub(super) const LIBXL_BYTES: usize = 16;
 /// The image header and the domain header.
 pub(super) const LIBXC_BYTES: usize = 24 + 16;
@@ -49,9 +50,21 @@ pub struct Domain {
     pub xen: (u32, u32),
 }
 
+/// The length of the domain's configuration, which follows xl's header.
+///
+/// # Errors
+/// [`StreamError`] if it is no such header.
+pub fn configuration_bytes(header: &[u8; XL_HEADER_BYTES]) -> Result<usize, StreamError> {
+    match xl(header) {
+        Ok(bytes) => Ok(bytes as usize),
+        Err(Halt::Wrong(error)) => Err(error),
+        Err(_) => Err(StreamError::Header { layer: Layer::Xl }),
+    }
+}
+
 /// Returns the length of the optional data that follows.
 pub(super) fn xl(rest: &[u8]) -> Result<u32, Halt> {
-    let mut cursor = Cursor::over(rest, XL_BYTES)?;
+    let mut cursor = Cursor::over(rest, XL_HEADER_BYTES)?;
     let layer = Layer::Xl;
     if cursor.array::<32>()? != XL_MAGIC {
         return Err(StreamError::Header { layer }.into());

@@ -2,12 +2,10 @@
 
 use xen::handshake::Answer;
 
-use crate::world::{Carried, World};
+use crate::world::World;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Xl {
-    /// It waits for the banner. Its domain runs.
-    Starting,
     /// Its domain runs.
     Streaming,
     /// Its domain is suspended. It waits for "ready".
@@ -26,7 +24,6 @@ pub(crate) enum Xl {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Receiver {
-    Starting,
     /// It waits for the stream.
     Receiving,
     /// It waits for the permission.
@@ -46,89 +43,80 @@ pub(crate) enum ReceivedCopy {
 }
 
 impl World {
+    /// Whether xl has exited, so that it is answered no more.
+    pub(crate) fn has_xl_exited(&self) -> bool {
+        matches!(self.xl, Xl::Resumed | Xl::Destroyed | Xl::Stuck)
+    }
+
     pub(crate) fn xl_reads(&mut self) -> bool {
+        // It reads nothing while it sends its stream.
+        if self.xl == Xl::Streaming || self.has_xl_exited() {
+            return false;
+        }
         let answer = match self.to_xl.pop_front() {
             None if !self.is_xl_closed => return false,
             answer => answer,
         };
-        match (self.xl, answer) {
-            (Xl::Starting, Some(Answer::Banner)) => self.xl = Xl::Streaming,
+        self.xl = match (self.xl, answer) {
+            // It can't write its permission.
+            (Xl::Suspended, Some(Answer::Ready)) if self.is_xl_closed => Xl::Stuck,
             (Xl::Suspended, Some(Answer::Ready)) => {
-                self.xl = Xl::Permitted;
-                self.permission = true;
+                self.has_permission = true;
+                Xl::Permitted
             }
-            (Xl::Permitted, Some(Answer::Report { status: 0 })) => {
-                return self.xl_exits(Xl::Destroyed);
-            }
-            (Xl::Permitted, Some(Answer::Report { .. })) => self.xl = Xl::Failed,
-            (Xl::Failed, Some(Answer::HandedBack)) | (Xl::Starting | Xl::Suspended, None) => {
-                return self.xl_exits(Xl::Resumed);
-            }
-            (Xl::Permitted | Xl::Failed, None) => return self.xl_exits(Xl::Stuck),
-            _ => return false,
-        }
+            // Anything else in the place of "ready", or the end.
+            (Xl::Suspended, _) => Xl::Resumed,
+            (Xl::Permitted, Some(Answer::Report { status: 0 })) => Xl::Destroyed,
+            (Xl::Permitted, Some(Answer::Report { .. })) => Xl::Failed,
+            (Xl::Failed, Some(Answer::HandedBack)) => Xl::Resumed,
+            // The end, or anything else.
+            (Xl::Permitted | Xl::Failed, _) => Xl::Stuck,
+            (xl, _) => xl,
+        };
         true
     }
 
     pub(crate) fn xl_streams(&mut self) -> bool {
-        if self.xl != Xl::Streaming {
-            return false;
+        match self.xl {
+            Xl::Streaming if self.is_xl_closed => self.xl = Xl::Resumed,
+            // Otherwise its pipe is full.
+            Xl::Streaming if self.source_leads() => {
+                self.xl = Xl::Suspended;
+                self.has_stream = self.destination_receives();
+            }
+            _ => return false,
         }
-        if self.is_xl_closed {
-            return self.xl_exits(Xl::Resumed);
-        }
-        self.xl = Xl::Suspended;
-        if self.is_connected {
-            self.forward.push_back(Carried::Stream);
-        }
-        true
-    }
-
-    pub(crate) fn xl_exits(&mut self, xl: Xl) -> bool {
-        self.xl = xl;
-        self.xl_exit = true;
         true
     }
 
     pub(crate) fn receiver_goes_on(&mut self) -> bool {
         match self.receiver {
-            Receiver::Starting => {
-                self.from_receiver.push_back(Answer::Banner);
-                self.receiver = Receiver::Receiving;
-            }
             Receiver::Receiving if self.has_stream => {
                 self.from_receiver.push_back(Answer::Ready);
                 (self.receiver, self.copy) = (Receiver::Loaded, ReceivedCopy::Paused);
             }
-            Receiver::Receiving if self.is_receiver_closed => return self.receiver_exits(),
-            Receiver::Loaded if self.is_permitted => {
+            Receiver::Receiving if self.is_receiver_closed => self.receiver = Receiver::Exited,
+            Receiver::Loaded if self.is_permission_written => {
                 (self.receiver, self.copy) = (Receiver::Unpaused, ReceivedCopy::Running);
             }
-            // It could not read the permission.
-            Receiver::Loaded if self.is_receiver_closed => return self.receiver_fails(u8::MAX),
+            // It could not read the permission, and can't report that.
+            Receiver::Loaded if self.is_receiver_unheard => self.receiver = Receiver::Exited,
+            Receiver::Loaded if self.is_receiver_closed => self.receiver_fails(u8::MAX),
             Receiver::Unpaused => {
                 self.from_receiver.push_back(Answer::Report { status: 0 });
-                return self.receiver_exits();
+                self.receiver = Receiver::Exited;
             }
             Receiver::Failing => {
                 self.from_receiver.push_back(Answer::HandedBack);
-                self.copy = ReceivedCopy::None;
-                return self.receiver_exits();
+                (self.receiver, self.copy) = (Receiver::Exited, ReceivedCopy::None);
             }
             _ => return false,
         }
         true
     }
 
-    pub(crate) fn receiver_fails(&mut self, status: u8) -> bool {
+    pub(crate) fn receiver_fails(&mut self, status: u8) {
         self.from_receiver.push_back(Answer::Report { status });
         self.receiver = Receiver::Failing;
-        true
-    }
-
-    pub(crate) fn receiver_exits(&mut self) -> bool {
-        self.receiver = Receiver::Exited;
-        self.receiver_exit = true;
-        true
     }
 }

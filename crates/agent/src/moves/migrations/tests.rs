@@ -76,6 +76,7 @@ impl Site {
             waits: engine::Waits::default(),
             sharing: None,
             manager: None,
+            xen: None,
         };
         let settlers = Settlers::new(
             Arc::clone(&self.registry),

@@ -2,26 +2,23 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::Happening;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-use identity::Connection;
 use qemu::machine;
 use serde::Deserialize;
 use switchover::journal::{Opened, Side};
 use switchover::{Doubt, Resolution, Wait};
-use transport::{Endpoint, connect};
-use wire::{Frame, Inquiry, Kind, SwitchoverMessage, WireError, read_frame, read_message};
+use wire::SwitchoverMessage;
 
 use super::Settlers;
 use super::case::Case;
+use super::inquiring::inquire;
 use crate::denied::Denied;
 use crate::events::shortened;
 use crate::vms::vm::Vm;
 
-/// For the other side's answer: it may have to write to disk and to ask its QEMU.
-const ANSWER_MAX: Duration = Duration::from_secs(6);
 /// Messages to send in a row, each in reply to an answer, before the thread waits again.
 const MESSAGES_MAX: usize = 8;
 /// How often the wait doubles while nothing changes: up to eight times as long.
@@ -172,19 +169,7 @@ impl Settler {
             return Err(format!("where {} is, is not known", self.opened.peer));
         };
         let Settlers { security, agent, .. } = &*self.settlers;
-        let endpoint = Endpoint { local: None, remote };
-        let mut stream = connect(endpoint, &self.opened.peer, security, Kind::Inquiry)
-            .map_err(|error| error.to_string())?;
-        let talk = |stream: &mut Connection| -> Result<Option<SwitchoverMessage>, WireError> {
-            stream.set_read_deadline(Some(Instant::now() + ANSWER_MAX))?;
-            let inquiry = Inquiry { from: agent.clone(), message };
-            Frame::message(&inquiry)?.write_to(stream)?;
-            match read_frame(stream)? {
-                Some(Frame::Message(json)) => Ok(Some(read_message(&json)?)),
-                _ => Ok(None),
-            }
-        };
-        talk(&mut stream).map_err(|error| error.to_string())
+        inquire((agent, security), (&self.opened.peer, remote), message)
     }
 }
 

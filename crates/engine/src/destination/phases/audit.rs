@@ -30,6 +30,11 @@ impl Auditing {
         Self { order, hash: Hash::choose(offered) }
     }
 
+    /// The chosen hash.
+    pub(super) fn hash(self) -> Hash {
+        self.hash
+    }
+
     /// Adds a ledger of what is placed, if the migration is audited.
     pub(super) fn of_placer(self, placer: Placer) -> Result<Placer, End> {
         match self.order {

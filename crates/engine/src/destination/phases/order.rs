@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use wire::carry::Carry;
-use wire::{Prepare, ToDestination, ToSource};
+use wire::{Prepare, ReceiveDomain, ToDestination, ToSource};
 
 use super::connect::Connected;
 use super::end::End;
@@ -18,6 +18,8 @@ pub(super) enum Order {
     Prepare(Box<Prepare>),
     /// Carry a VM that another manager moves.
     Carry(Box<Carry>),
+    /// Receive a domain of Xen.
+    Domain(Box<ReceiveDomain>),
 }
 
 impl Connected<'_> {
@@ -26,6 +28,9 @@ impl Connected<'_> {
         match self.inbox.recv_timeout(ORDER_MAX) {
             Ok(Received::Message(ToDestination::Prepare(order))) => Ok(Some(Order::Prepare(order))),
             Ok(Received::Message(ToDestination::Carry(order))) => Ok(Some(Order::Carry(order))),
+            Ok(Received::Message(ToDestination::ReceiveDomain(order))) => {
+                Ok(Some(Order::Domain(order)))
+            }
             Ok(Received::Message(ToDestination::Examine { question })) => {
                 self.check_listed()?;
                 let answer = self.shared.host.examine(question);

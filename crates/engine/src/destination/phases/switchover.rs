@@ -13,9 +13,9 @@ use crate::link::Received;
 
 /// The time limit for the source's next message, as long as there is a connection: the source first
 /// waits for QEMU's report of how its migration ended, or for QEMU's end.
-const WORD_MAX: Duration = Duration::from_secs(5);
+pub(super) const WORD_MAX: Duration = Duration::from_secs(5);
 /// The interval between retries after a failure.
-const RETRY: Duration = Duration::from_secs(1);
+pub(super) const RETRY: Duration = Duration::from_secs(1);
 
 impl Connected<'_> {
     /// Follows the source until the switchover has ended on this side, or the connection is lost.

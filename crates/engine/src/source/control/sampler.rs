@@ -56,7 +56,7 @@ pub(crate) struct Shown {
 }
 
 impl Sampler {
-    pub(crate) fn new(flow: &Flow, compress: Compress) -> Self {
+    pub(crate) fn new<S>(flow: &Flow<S>, compress: Compress) -> Self {
         let Flow { state, lanes, stage, report_builder, .. } = flow;
         Self {
             state: Arc::clone(state),

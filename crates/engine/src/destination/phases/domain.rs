@@ -1,0 +1,283 @@
+//! A domain of Xen that `xl migrate` sends: from its order to its fate.
+//!
+//! xl's receiver gets the non-RAM stream as it comes, and pages as lanes bring them. Once it has the
+//! domain, and the audit has succeeded, the switchover decides as for other VMs.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{RecvTimeoutError, after, select};
+use managers::xen::MovingDomain;
+use page::Epoch;
+use switchover::destination::{Driver, Event as Step};
+use switchover::journal::{Listed, Opened};
+use switchover::{MigrationId, Wait};
+use wire::carry::Carrying;
+use wire::{AuditOrder, Cost, ReceiveDomain, ToDestination, ToSource};
+use xen::handshake::Answer;
+
+use super::audit::Auditing;
+use super::connect::{Connected, SILENCE, hex};
+use super::end::{End, ended};
+use super::switchover::{RETRY, WORD_MAX};
+use crate::caught::caught;
+use crate::destination::connections::Place;
+use crate::destination::domain::DomainWriter;
+use crate::destination::nic_use::Telling;
+use crate::host::UnsettledDomain;
+use crate::link::{CARRIED_DEAD_AFTER, Received};
+use crate::waits::{LOOK, Silence};
+use crate::xen::{ArrivingDomain, Heard, Receiver, XenHost, noted};
+
+/// The part of the source's time to prepare that is left for its answer.
+const ANSWER_SHARE: u32 = 8;
+
+/// How far an arrival is.
+#[derive(Default)]
+struct Progress {
+    /// Everything was sent, and compared.
+    placed: Option<Instant>,
+    /// The receiver has the domain.
+    is_ready: bool,
+}
+
+/// The leading thread's next event.
+enum Next {
+    Received(Received<ToDestination>),
+    Heard(Heard),
+    Nothing,
+}
+
+impl Connected<'_> {
+    /// Receives a domain.
+    pub(super) fn receive_domain(
+        &self,
+        order: &ReceiveDomain,
+        place: &mut Place,
+    ) -> Result<(), End> {
+        self.check_from(&order.from)?;
+        let (xen, domain) = self.admit_domain(order)?;
+        let _in = self.is_about(&order.migration, &order.domain);
+        tracing::info!(from = order.from, uuid = order.uuid, "arriving");
+        self.link.set_dead_after(CARRIED_DEAD_AFTER).map_err(End::failed)?;
+        self.lanes.threads().set(&order.terms);
+        self.arrives(place)?;
+        place.is_of_host();
+        let waits = &self.shared.local.waits;
+        let receiver = Receiver::start(&xen.xl).map_err(End::failed)?;
+        receiver
+            .wait_banner(waits.prepare - waits.prepare / ANSWER_SHARE)
+            .map_err(End::failed)?;
+        let audit = Auditing::new(order.audit, &order.hashes);
+        let hash = (order.audit != AuditOrder::Off).then(|| audit.hash());
+        let input = receiver.input().map_err(End::failed)?;
+        let unread_max = SILENCE * waits.stall;
+        let writer = DomainWriter::new(input, order.pages_max, hash, unread_max);
+        let writer = Arc::new(writer.map_err(End::failed)?);
+        let mut driver = self.open_domain_journal(order, xen, &domain)?;
+        let mut arriving = ArrivingDomain::new(&xen.xl, domain, receiver, waits.run);
+        self.lanes.with_domain(Arc::clone(&writer));
+        self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
+        // The journal is not touched meanwhile, so a fault is a failure like others.
+        let followed = caught(|| self.follow_domain(&arriving, &writer, audit));
+        let fault = Err(End::failed("a fault in the agent there; see its log"));
+        let followed = followed.into_returned().unwrap_or(fault);
+        if followed.is_err() {
+            writer.end();
+        }
+        self.end_lanes();
+        let event = match followed {
+            Ok(()) => Step::Loaded,
+            Err(End::Failed(why)) => Step::GiveUp { reason: why.into() },
+            Err(End::Over(why)) => Step::ConnectionLost { reason: why.into() },
+        };
+        self.step_domain(event, &mut driver, &mut arriving);
+        self.settle_with_source(&mut driver, &mut arriving);
+        if !driver.machine().is_over() {
+            self.shared.host.settle_domain(UnsettledDomain { driver, arriving });
+        }
+        Ok(())
+    }
+
+    /// Whether the domain may arrive here.
+    fn admit_domain(&self, order: &ReceiveDomain) -> Result<(&XenHost, MovingDomain), End> {
+        let here = &self.shared.local.agent;
+        let Some(xen) = &self.shared.local.xen else {
+            return Err(End::failed(format!(
+                "the agent of {here} takes no domains of Xen: add [xen] to its file"
+            )));
+        };
+        if !xen.accept_from.contains(&order.from) {
+            return Err(End::failed(format!(
+                "{here} accepts no domains from {from}: add it to `accept-from` under [xen] in its \
+                 agent's file",
+                from = order.from
+            )));
+        }
+        if self.shared.leaving.load(std::sync::atomic::Ordering::SeqCst) {
+            return Err(End::failed("its agent is stopping"));
+        }
+        let ReceiveDomain { domain, uuid, pages_max, .. } = order;
+        let sound = xen::is_name(domain) && xen::is_uuid(uuid);
+        if !sound || *pages_max > xen::DOMAIN_PAGES_MAX {
+            return Err(End::failed("the source sent an order for a domain that can't exist"));
+        }
+        Ok((&**xen, MovingDomain { name: domain.clone(), uuid: uuid.to_lowercase() }))
+    }
+
+    fn open_domain_journal(
+        &self,
+        order: &ReceiveDomain,
+        xen: &XenHost,
+        domain: &MovingDomain,
+    ) -> Result<Driver, End> {
+        let opened = Opened {
+            migration: order.switchover.clone(),
+            vm: order.domain.clone(),
+            peer: order.from.clone(),
+            peer_address: SocketAddr::new(self.peer.ip(), order.agent_port).to_string(),
+            run: true,
+            qemu: noted(domain),
+            listed: MigrationId::new(&order.migration).ok().map(Listed::now),
+        };
+        xen.journals.create(opened).map(Driver::new).map_err(End::failed)
+    }
+
+    /// Follows the source and the receiver until that has the domain.
+    fn follow_domain(
+        &self,
+        arriving: &ArrivingDomain,
+        writer: &DomainWriter,
+        audit: Auditing,
+    ) -> Result<(), End> {
+        let receiver = arriving.receiver().ok_or_else(|| End::failed("it has no receiver"))?;
+        self.say(&ToSource::Carrying(Carrying {
+            token: hex(self.token),
+            hash: audit.chosen(),
+            ..Carrying::default()
+        }))?;
+        let _telling = Telling::start(&self.lanes, &self.link).map_err(End::failed)?;
+        let (mut progress, mut silence) = (Progress::default(), Silence::new());
+        while progress.placed.is_none() || !progress.is_ready {
+            match self.next_of_domain(&receiver.heard)? {
+                Next::Received(received) => {
+                    self.receive_of_domain(received, writer, audit, &mut progress)?;
+                }
+                Next::Heard(Heard::Answer(Answer::Ready)) => progress.is_ready = true,
+                Next::Heard(Heard::Answer(answer)) => {
+                    return Err(End::failed(format!(
+                        "xl's receiver there has failed: it wrote {answer:?} before it had the \
+                         domain; its messages are in the agent's log"
+                    )));
+                }
+                Next::Heard(Heard::Ended(why)) => return Err(End::Failed(why)),
+                Next::Nothing => {}
+            }
+            self.check_time(writer, &progress, &mut silence)?;
+        }
+        Ok(())
+    }
+
+    fn next_of_domain(&self, heard: &crossbeam_channel::Receiver<Heard>) -> Result<Next, End> {
+        select! {
+            recv(self.inbox) -> received => received
+                .map(Next::Received)
+                .map_err(|_| End::Over("the source's connection has ended".to_owned())),
+            recv(self.broken) -> why => {
+                Err(End::failed(why.unwrap_or_else(|_| "a lane failed".to_owned())))
+            }
+            recv(heard) -> heard => heard
+                .map(Next::Heard)
+                .map_err(|_| End::failed("a fault in the agent there: a thread has ended")),
+            recv(after(LOOK)) -> _ => Ok(Next::Nothing),
+        }
+    }
+
+    fn receive_of_domain(
+        &self,
+        received: Received<ToDestination>,
+        writer: &DomainWriter,
+        audit: Auditing,
+        progress: &mut Progress,
+    ) -> Result<(), End> {
+        match received {
+            Received::Tail(piece) => writer.non_ram(&piece).map_err(End::Failed),
+            Received::Message(ToDestination::Epoch { epoch, position }) => {
+                writer.epoch(Epoch(epoch), position).map_err(End::Failed)
+            }
+            Received::Message(ToDestination::Placed { audit: totals })
+                if progress.placed.is_none() =>
+            {
+                if let Some(ledger) = writer.ledger() {
+                    self.audit(ledger, &[], &totals, audit)?;
+                }
+                progress.placed = Some(Instant::now());
+                Ok(())
+            }
+            Received::Message(ToDestination::Terms(terms)) => {
+                self.lanes.threads().set(&terms);
+                Ok(())
+            }
+            other => Err(ended(other)),
+        }
+    }
+
+    /// Ends an arrival in which nothing happens: no data comes, or the receiver does not load what
+    /// it has.
+    fn check_time(
+        &self,
+        writer: &DomainWriter,
+        progress: &Progress,
+        silence: &mut Silence,
+    ) -> Result<(), End> {
+        let waits = &self.shared.local.waits;
+        if let Some(placed) = progress.placed {
+            return if placed.elapsed() < SILENCE * waits.load {
+                Ok(())
+            } else {
+                Err(End::failed("xl there does not load the domain"))
+            };
+        }
+        let arrived = self.lanes.came_bytes().saturating_add(writer.written_bytes());
+        let silent_max = SILENCE * waits.stall;
+        if silence.look(arrived, Instant::now()) < silent_max {
+            return Ok(());
+        }
+        let seconds = silent_max.as_secs();
+        Err(End::failed(format!("nothing of the domain has arrived for {seconds} s")))
+    }
+
+    /// Follows the source until the switchover has ended on this side, or the connection is lost.
+    fn settle_with_source(&self, driver: &mut Driver, arriving: &mut ArrivingDomain) {
+        while let Some(wait) = driver.machine().wait() {
+            let limit: Duration = if wait == Wait::Retry { RETRY } else { WORD_MAX };
+            let event = match self.receive_within(limit) {
+                Ok(Received::Message(ToDestination::Switchover { said })) => Step::Received(said),
+                Ok(Received::Disconnected(error)) => {
+                    Step::ConnectionLost { reason: error.to_string().into() }
+                }
+                Ok(_) => continue,
+                Err(RecvTimeoutError::Timeout) => Step::Timeout,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            self.step_domain(event, driver, arriving);
+        }
+    }
+
+    /// Passes an event to the switchover, and sends what follows.
+    fn step_domain(&self, event: Step, driver: &mut Driver, arriving: &mut ArrivingDomain) {
+        driver.step(event, arriving);
+        while let Some(said) = arriving.outbox.pop_front() {
+            let runs = said.message == switchover::ToSource::Running;
+            // A lost message is repeated, or requested.
+            if let Err(error) = self.say(&ToSource::Switchover { said }) {
+                tracing::info!(?error, "cannot send a switchover message");
+            }
+            if runs {
+                let (cpu_s, ran_ms) = (self.lanes.cpu().as_secs_f64(), arriving.ran_ms());
+                let _ = self.say(&ToSource::Cost(Cost { cpu_s, ran_ms, ..Cost::default() }));
+            }
+        }
+    }
+}

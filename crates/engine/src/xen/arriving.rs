@@ -1,0 +1,157 @@
+//! A domain that arrives at this host: what a destination's decisions are for xl's receiver.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use managers::xen::{MovingDomain, Xl, XlError};
+use switchover::destination::{Effects, Event, Noted, Outcome};
+use switchover::{Doubt, Envelope, Found, Reason, ToSource};
+
+use super::receiver::{Permitted, Receiver};
+
+/// A domain that arrives.
+#[derive(Debug)]
+pub struct ArrivingDomain {
+    xl: Arc<Xl>,
+    domain: MovingDomain,
+    /// None: it has exited, or the agent was restarted.
+    receiver: Option<Receiver>,
+    /// Until when a receiver may report that its copy runs.
+    run_max: Duration,
+    ran: Option<Instant>,
+    /// What to send, in order.
+    pub outbox: VecDeque<Envelope<ToSource>>,
+    /// Its fate, once that is decided.
+    pub fate: Option<Outcome>,
+}
+
+impl ArrivingDomain {
+    /// A domain that a receiver receives.
+    pub(crate) fn new(
+        xl: &Arc<Xl>,
+        domain: MovingDomain,
+        receiver: Receiver,
+        run_max: Duration,
+    ) -> Self {
+        Self { receiver: Some(receiver), run_max, ..Self::after_restart(xl, domain) }
+    }
+
+    /// A domain whose agent has restarted, so that its receiver has exited.
+    #[must_use]
+    pub fn after_restart(xl: &Arc<Xl>, domain: MovingDomain) -> Self {
+        Self {
+            xl: Arc::clone(xl),
+            domain,
+            receiver: None,
+            run_max: Duration::ZERO,
+            ran: None,
+            outbox: VecDeque::new(),
+            fate: None,
+        }
+    }
+
+    /// The state of the domain after a restart of the agent. Once it was noted that it runs here,
+    /// its owner may have shut it down, or moved it on.
+    ///
+    /// # Errors
+    /// If it is not known.
+    pub fn found(&self, noted: Noted) -> Result<Found, XlError> {
+        if matches!(noted, Noted::Running | Noted::Left) || self.xl.has_arrived(&self.domain)? {
+            return Ok(Found::Runs);
+        }
+        let copy = self.xl.arriving(&self.domain)?;
+        Ok(copy.map_or(Found::Missing, |_| Found::Stopped))
+    }
+
+    pub(crate) fn receiver(&self) -> Option<&Receiver> {
+        self.receiver.as_ref()
+    }
+
+    /// How long it has run here.
+    pub(crate) fn ran_ms(&self) -> f64 {
+        self.ran.map_or(0.0, |ran| ran.elapsed().as_secs_f64() * 1e3)
+    }
+
+    /// Does what the receiver would have done, which has exited.
+    fn run_without_receiver(&mut self) -> Event {
+        let failed = |error: XlError| Event::ContFailed {
+            reason: error.to_string().into(),
+            never_ran: false,
+        };
+        match self.xl.has_arrived(&self.domain) {
+            Ok(true) => return Event::Runs,
+            Ok(false) => {}
+            Err(error) => return failed(error),
+        }
+        match self.xl.arriving(&self.domain) {
+            Ok(Some(copy)) => match self.xl.run(&self.domain, &copy) {
+                Ok(()) => Event::Runs,
+                Err(error) => failed(error),
+            },
+            Ok(None) => Event::QemuExited,
+            Err(error) => failed(error),
+        }
+    }
+}
+
+impl Effects for ArrivingDomain {
+    fn send(&mut self, said: &Envelope<ToSource>) {
+        self.outbox.push_back(said.clone());
+    }
+
+    fn cont(&mut self) -> Event {
+        let permitted = self.receiver.take().map(|mut receiver| {
+            let permitted = receiver.permit(self.run_max);
+            if let Permitted::Failed(_) = permitted {
+                // It destroys its copy.
+                receiver.close();
+            }
+            permitted
+        });
+        let event = match permitted {
+            Some(Permitted::Runs) => Event::Runs,
+            Some(Permitted::Failed(status)) => Event::ContFailed {
+                reason: Reason::new(format!("xl can't run it: status {status}")),
+                never_ran: true,
+            },
+            // The receiver was ended by now: nobody else runs it.
+            Some(Permitted::Unknown) | None => self.run_without_receiver(),
+        };
+        if matches!(event, Event::Runs) {
+            self.ran.get_or_insert_with(Instant::now);
+        }
+        event
+    }
+
+    /// xl has done all.
+    fn settle(&mut self) {}
+
+    fn kill(&mut self) -> bool {
+        if let Some(mut receiver) = self.receiver.take() {
+            receiver.close();
+        }
+        let destroyed = self.xl.arriving(&self.domain).and_then(|copy| match copy {
+            Some(copy) => self.xl.destroy(&copy),
+            None => Ok(()),
+        });
+        if let Err(error) = &destroyed {
+            tracing::error!(%error, "the copy of a domain that doesn't arrive can't be destroyed");
+        }
+        destroyed.is_ok()
+    }
+
+    fn in_doubt(&mut self, doubt: &Doubt) {
+        tracing::warn!(?doubt, "in doubt");
+    }
+
+    fn done(&mut self, outcome: Outcome) {
+        tracing::info!(?outcome, "settled");
+        self.fate = Some(outcome);
+    }
+
+    /// The domain is Xen's own, and not an agent's.
+    fn noted(&mut self) -> Result<(), Reason> {
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! A receiver of xl's, and what it writes.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::num::NonZeroU8;
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Sender, bounded};
+use managers::xen::{Receiving, Xl};
+use xen::handshake::{Answer, AnswerReader, PERMISSION};
+
+/// What may wait to be read: it writes four answers.
+const HEARD_MAX: usize = 8;
+/// A receiver that has failed destroys its copy of the domain before it exits.
+const CLOSED_MAX: Duration = Duration::from_secs(60);
+
+/// What a receiver writes.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    /// An answer.
+    Answer(Answer),
+    /// It has closed its output, or writes something else.
+    Ended(String),
+}
+
+/// What became of a permission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Permitted {
+    /// The copy runs.
+    Runs,
+    /// It does not, and is destroyed.
+    Failed(NonZeroU8),
+    /// The receiver has not reported.
+    Unknown,
+}
+
+/// A receiver. It is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    receiving: Receiving,
+    pub(crate) heard: crossbeam_channel::Receiver<Heard>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Receiver {
+    /// Starts it.
+    pub(crate) fn start(xl: &Xl) -> Result<Self, String> {
+        let receiving = xl.receive().map_err(|error| error.to_string())?;
+        let (tell, heard) = bounded(HEARD_MAX);
+        let output = receiving.output().try_clone().map_err(|error| error.to_string())?;
+        let thread = data_threads::spawn("xl-answers", move || listen(output, &tell));
+        let thread = Some(thread.map_err(|error| error.to_string())?);
+        Ok(Self { receiving, heard, thread })
+    }
+
+    /// A handle of what it reads.
+    pub(crate) fn input(&self) -> std::io::Result<UnixStream> {
+        self.receiving.input().try_clone()
+    }
+
+    /// Waits until it is ready for the stream.
+    pub(crate) fn wait_banner(&self, limit: Duration) -> Result<(), String> {
+        match self.heard.recv_timeout(limit) {
+            Ok(Heard::Answer(Answer::Banner)) => Ok(()),
+            Ok(Heard::Answer(other)) => Err(format!("xl wrote {other:?} before its banner")),
+            Ok(Heard::Ended(why)) => Err(why),
+            Err(_) => Err(format!("xl was not ready within {} s", limit.as_secs())),
+        }
+    }
+
+    /// Permits it to run its copy, and waits for its report.
+    pub(crate) fn permit(&mut self, limit: Duration) -> Permitted {
+        // It may have exited, or may read nothing: then it does not report either.
+        let _ = self.receiving.input().write_all(PERMISSION);
+        match self.heard.recv_timeout(limit) {
+            Ok(Heard::Answer(Answer::Report { status })) => {
+                NonZeroU8::new(status).map_or(Permitted::Runs, Permitted::Failed)
+            }
+            Ok(Heard::Answer(_) | Heard::Ended(_)) | Err(_) => Permitted::Unknown,
+        }
+    }
+
+    /// Closes its input, and reads on until it has exited: one whose output is closed too exits
+    /// before it has destroyed its copy.
+    pub(crate) fn close(&mut self) {
+        self.receiving.close_input();
+        let until = Instant::now() + CLOSED_MAX;
+        while let Ok(heard) = self.heard.recv_deadline(until) {
+            if matches!(heard, Heard::Ended(_)) {
+                break;
+            }
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if !self.receiving.wait(left) {
+            tracing::error!("xl's receiver does not exit, and is killed");
+        }
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.receiving.kill();
+        // A process that it has started may still have it open.
+        let _ = self.receiving.output().shutdown(Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Reads its output to the end.
+fn listen(mut output: UnixStream, tell: &Sender<Heard>) {
+    let (mut reader, mut buffer) = (AnswerReader::default(), [0; 256]);
+    let why = 'reading: loop {
+        let count = match output.read(&mut buffer) {
+            Ok(0) => break "xl's receiver has exited; its messages are in the agent's log".into(),
+            Ok(count) => count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) => break format!("xl's receiver can't be read: {error}"),
+        };
+        let mut bytes = &buffer[..count];
+        loop {
+            match reader.next(&mut bytes) {
+                Ok(Some(answer)) => {
+                    if tell.send(Heard::Answer(answer)).is_err() {
+                        return;
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => break 'reading error.to_string(),
+            }
+        }
+    };
+    // The receiver of this may be dropped.
+    let _ = tell.send(Heard::Ended(why));
+}

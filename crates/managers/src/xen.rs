@@ -1,0 +1,328 @@
+//! Xen's `xl`: lists domains, and receives, renames, runs and destroys one.
+//!
+//! Runs `xl list -v`, `xl rename ID NAME`, `xl unpause ID`, `xl destroy ID` and
+//! `xl migrate-receive`. A domain is identified by its UUID, which it keeps when it moves, and by
+//! its name, which shows where it is in its migration: `NAME--incoming` arrives, and
+//! `NAME--migratedaway` was released.
+
+mod receiving;
+
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+pub use receiving::Receiving;
+
+/// `xl` asks the hypervisor and xenstored, which answer at once unless they hang.
+const SILENT_MAX: Duration = Duration::from_secs(15);
+/// The most of a list, or of an error, that is read.
+const OUTPUT_BYTES_MAX: u64 = 1 << 20;
+const INCOMING: &str = "--incoming";
+const MIGRATED_AWAY: &str = "--migratedaway";
+
+/// Why `xl` did not do what it was to do.
+#[derive(Debug, thiserror::Error)]
+pub enum XlError {
+    /// It can't be started, or the system refuses an operation.
+    #[error("{}: {source}", program.display())]
+    System {
+        /// The program.
+        program: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// It has failed.
+    #[error("`xl {command}` has failed: {text}")]
+    Failed {
+        /// Its arguments.
+        command: String,
+        /// What it printed.
+        text: String,
+    },
+    /// It does not answer.
+    #[error("`xl {command}` has not answered for {} s", SILENT_MAX.as_secs())]
+    Silent {
+        /// Its arguments.
+        command: String,
+    },
+}
+
+/// The program.
+#[derive(Clone, Debug)]
+pub struct Xl {
+    program: PathBuf,
+}
+
+/// What a domain does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DomainState {
+    /// It runs, or waits for an event.
+    Runs,
+    /// It is paused.
+    Paused,
+    /// It is suspended, or has shut down or crashed.
+    Stopped,
+}
+
+/// A domain of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Domain {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub id: u32,
+    /// What it does.
+    pub state: DomainState,
+}
+
+/// A domain that moves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MovingDomain {
+    /// Its name when it does not move.
+    pub name: String,
+    /// Its UUID, in small letters.
+    pub uuid: String,
+}
+
+impl MovingDomain {
+    /// The copy that arrives: with the name that its receiver gave it, or with its own and not
+    /// running.
+    fn arrives_as(&self, domain: &Domain) -> bool {
+        domain.name == format!("{}{INCOMING}", self.name)
+            || domain.name == self.name && domain.state == DomainState::Paused
+    }
+
+    /// The domain that leaves: it has not been released, or has.
+    fn leaves_as(&self, domain: &Domain) -> bool {
+        domain.name == self.name || domain.name == format!("{}{MIGRATED_AWAY}", self.name)
+    }
+}
+
+impl Xl {
+    /// The program at this path.
+    #[must_use]
+    pub fn new(program: PathBuf) -> Self {
+        Self { program }
+    }
+
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// The copy of a domain that arrives here and does not run; none if there is none.
+    ///
+    /// # Errors
+    /// If it is not known.
+    pub fn arriving(&self, domain: &MovingDomain) -> Result<Option<Domain>, XlError> {
+        Ok(self.of(domain)?.into_iter().find(|one| domain.arrives_as(one)))
+    }
+
+    /// Whether the domain has arrived here: it has its name, and is not paused.
+    ///
+    /// # Errors
+    /// If it is not known.
+    pub fn has_arrived(&self, domain: &MovingDomain) -> Result<bool, XlError> {
+        let is_here = |one: &Domain| one.name == domain.name && one.state != DomainState::Paused;
+        Ok(self.of(domain)?.iter().any(is_here))
+    }
+
+    /// The domain that leaves from here; none if there is none.
+    ///
+    /// # Errors
+    /// If it is not known.
+    pub fn leaving(&self, domain: &MovingDomain) -> Result<Option<Domain>, XlError> {
+        Ok(self.of(domain)?.into_iter().find(|one| domain.leaves_as(one)))
+    }
+
+    /// Gives the copy that has arrived its name, and runs it.
+    ///
+    /// # Errors
+    /// If `xl` refuses.
+    pub fn run(&self, domain: &MovingDomain, copy: &Domain) -> Result<(), XlError> {
+        let id = copy.id.to_string();
+        if copy.name != domain.name {
+            self.call(&["rename", &id, &domain.name])?;
+        }
+        self.call(&["unpause", &id]).map(drop)
+    }
+
+    /// Destroys a domain.
+    ///
+    /// # Errors
+    /// If `xl` refuses.
+    pub fn destroy(&self, domain: &Domain) -> Result<(), XlError> {
+        self.call(&["destroy", &domain.id.to_string()]).map(drop)
+    }
+
+    /// Starts a receiver.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn receive(&self) -> Result<Receiving, XlError> {
+        Receiving::start(self)
+    }
+
+    /// The domains of this UUID that are not being destroyed.
+    fn of(&self, domain: &MovingDomain) -> Result<Vec<Domain>, XlError> {
+        Ok(parse(&self.call(&["list", "-v"])?, &domain.uuid))
+    }
+
+    fn system(&self, source: io::Error) -> XlError {
+        XlError::System { program: self.program.clone(), source }
+    }
+
+    /// Runs it, and returns its output.
+    fn call(&self, arguments: &[&str]) -> Result<String, XlError> {
+        let command = arguments.join(" ");
+        let mut run = Run::start(&self.program, arguments).map_err(|error| self.system(error))?;
+        let silent = |_| XlError::Silent { command: command.clone() };
+        let (mut out, mut errors) = (Vec::new(), Vec::new());
+        (&mut run.out).take(OUTPUT_BYTES_MAX).read_to_end(&mut out).map_err(silent)?;
+        (&mut run.errors).take(OUTPUT_BYTES_MAX).read_to_end(&mut errors).map_err(silent)?;
+        let status = run.child.wait().map_err(|error| self.system(error))?;
+        if status.success() {
+            return Ok(String::from_utf8_lossy(&out).into_owned());
+        }
+        let text = String::from_utf8_lossy(&errors);
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        Err(XlError::Failed { command, text: lines.join(" ") })
+    }
+}
+
+/// A run of `xl`, which is ended when this is dropped.
+struct Run {
+    child: Child,
+    // Sockets and not pipes, since their reads can time out.
+    out: UnixStream,
+    errors: UnixStream,
+}
+
+impl Run {
+    fn start(program: &Path, arguments: &[&str]) -> io::Result<Self> {
+        let (out, child_out) = UnixStream::pair()?;
+        let (errors, child_errors) = UnixStream::pair()?;
+        for end in [&out, &errors] {
+            end.set_read_timeout(Some(SILENT_MAX))?;
+        }
+        // It holds the child's ends of the sockets until the end of the statement.
+        let child = Command::new(program)
+            .args(arguments)
+            .env("LC_ALL", "C")
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(OwnedFd::from(child_out))
+            .stderr(OwnedFd::from(child_errors))
+            .spawn()?;
+        Ok(Self { child, out, errors })
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Both fail if it has ended, as it should have.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The domains with this UUID in what `xl list -v` prints: name, number, memory, vCPUs, state, time,
+/// UUID. What it prints besides has other words there.
+fn parse(list: &str, uuid: &str) -> Vec<Domain> {
+    let domain = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, id, _, _, state, _, of, ..] = words[..] else { return None };
+        let id = id.parse().ok().filter(|_| of.eq_ignore_ascii_case(uuid))?;
+        let has = |letter: char| state.contains(letter);
+        if has('d') {
+            return None;
+        }
+        let state = match () {
+            () if has('s') || has('c') => DomainState::Stopped,
+            () if has('p') => DomainState::Paused,
+            () => DomainState::Runs,
+        };
+        Some(Domain { name: name.to_owned(), id, state })
+    };
+    list.lines().filter_map(domain).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const UUID: &str = "0f2b4c1e-95d8-4f27-9a3e-1c9d0f6a7b42";
+    const LIST: &str = "\
+Name                                        ID   Mem VCPUs\tState\tTime(s)   UUID
+Domain-0                                     0  1024     1     r-----      98.1 00000000-0000-0000-0000-000000000000        -                -
+web1--incoming                               5   256     1     --p---       0.0 0f2b4c1e-95d8-4f27-9a3e-1c9d0f6a7b42        -                -
+web1                                         4   256     1     -b----       7.5 0F2B4C1E-95D8-4F27-9A3E-1C9D0F6A7B42        -                -
+web1--migratedaway                           3   256     1     ---s--       7.5 0f2b4c1e-95d8-4f27-9a3e-1c9d0f6a7b42        2                -
+web1                                         2   256     1     --p--d       7.5 0f2b4c1e-95d8-4f27-9a3e-1c9d0f6a7b42        -                -
+(null)                                       6     0     0     --ps-d       7.5 0f2b4c1e-95d8-4f27-9a3e-1c9d0f6a7b42        2                -
+";
+
+    fn web1() -> MovingDomain {
+        MovingDomain { name: "web1".to_owned(), uuid: UUID.to_owned() }
+    }
+
+    #[test]
+    fn domains_are_found_by_uuid_and_those_that_are_destroyed_are_not() {
+        let found: Vec<_> = parse(LIST, UUID).into_iter().map(|it| (it.id, it.state)).collect();
+        let expected =
+            [(5, DomainState::Paused), (4, DomainState::Runs), (3, DomainState::Stopped)];
+        assert_eq!(found, expected);
+        assert!(parse(LIST, "0f2b4c1e").is_empty());
+    }
+
+    #[test]
+    fn a_domain_that_runs_never_counts_as_a_copy_that_arrives() {
+        let of = |name: &str, state| Domain { name: name.to_owned(), id: 1, state };
+        let arrives = |name, state| web1().arrives_as(&of(name, state));
+        assert!(arrives("web1--incoming", DomainState::Paused));
+        assert!(arrives("web1", DomainState::Paused));
+        assert!(!arrives("web1", DomainState::Runs));
+        assert!(!arrives("web1--migratedaway", DomainState::Stopped));
+        let leaves = |name, state| web1().leaves_as(&of(name, state));
+        assert!(leaves("web1", DomainState::Runs));
+        assert!(leaves("web1--migratedaway", DomainState::Stopped));
+        assert!(!leaves("web1--incoming", DomainState::Paused));
+    }
+
+    /// A program in place of `xl`.
+    pub(super) fn program(dir: &Path, script: &str) -> Xl {
+        let path = dir.join("xl");
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        Xl::new(path)
+    }
+
+    #[test]
+    fn xl_is_called_and_its_errors_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = dir.path().join("list");
+        let calls = dir.path().join("calls");
+        fs::write(&list, LIST).unwrap();
+        let script = format!(
+            "echo $* >> {calls}\ncase $1 in list) cat {list};; destroy) echo no such domain >&2; \
+             exit 1;; esac",
+            calls = calls.display(),
+            list = list.display()
+        );
+        let xl = program(dir.path(), &script);
+        let copy = xl.arriving(&web1()).unwrap().unwrap();
+        assert!(xl.has_arrived(&web1()).unwrap());
+        xl.run(&web1(), &copy).unwrap();
+        let error = xl.destroy(&copy).unwrap_err().to_string();
+        assert_eq!(error, "`xl destroy 5` has failed: no such domain");
+        let calls = fs::read_to_string(calls).unwrap();
+        assert_eq!(calls, "list -v\nlist -v\nrename 5 web1\nunpause 5\ndestroy 5\n");
+        let missing = Xl::new(dir.path().join("none"));
+        assert!(matches!(missing.leaving(&web1()), Err(XlError::System { .. })));
+    }
+}

@@ -1,0 +1,118 @@
+//! A process of `xl migrate-receive`.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::{Xl, XlError};
+
+/// A receiver. It is killed when this is dropped, if it has not exited: then its copy of the domain
+/// may be left.
+#[derive(Debug)]
+pub struct Receiving {
+    child: Child,
+    /// What it reads.
+    input: UnixStream,
+    /// What it writes.
+    output: UnixStream,
+    has_exited: bool,
+}
+
+impl Receiving {
+    pub(super) fn start(xl: &Xl) -> Result<Self, XlError> {
+        // Sockets and not pipes: writes to them can time out, and be ended by another thread. ssh's
+        // server has them too.
+        let started = || -> io::Result<Self> {
+            let (input, child_input) = UnixStream::pair()?;
+            let (output, child_output) = UnixStream::pair()?;
+            let child = Command::new(xl.program())
+                .arg("migrate-receive")
+                .current_dir("/")
+                .stdin(OwnedFd::from(child_input))
+                .stdout(OwnedFd::from(child_output))
+                .spawn()?;
+            Ok(Self { child, input, output, has_exited: false })
+        };
+        started().map_err(|source| xl.system(source))
+    }
+
+    /// What it reads.
+    #[must_use]
+    pub fn input(&self) -> &UnixStream {
+        &self.input
+    }
+
+    /// What it writes.
+    #[must_use]
+    pub fn output(&self) -> &UnixStream {
+        &self.output
+    }
+
+    /// Closes its input: it fails, unless it has all that it needs.
+    pub fn close_input(&self) {
+        // It may have exited.
+        let _ = self.input.shutdown(Shutdown::Both);
+    }
+
+    /// Whether it has exited, for which it has time until `limit`.
+    pub fn wait(&mut self, limit: Duration) -> bool {
+        if !self.has_exited && exits_within(&self.child, limit) {
+            // It has exited, so this neither fails nor waits.
+            let _ = self.child.wait();
+            self.has_exited = true;
+        }
+        self.has_exited
+    }
+
+    /// Ends it at once.
+    pub fn kill(&mut self) {
+        if !self.has_exited {
+            // Both fail if it has exited.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+            self.has_exited = true;
+        }
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Whether the child exits in time. One that can't be watched has not exited.
+fn exits_within(child: &Child, limit: Duration) -> bool {
+    let Ok(pidfd) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) else { return false };
+    let limit = Timespec::try_from(limit).ok();
+    let polled = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], limit.as_ref());
+    polled.is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::super::tests::program;
+    use super::*;
+
+    #[test]
+    fn a_receiver_exits_when_its_input_is_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let xl = program(dir.path(), "echo \"$1\"; cat > /dev/null; echo closed");
+        let mut receiver = xl.receive().unwrap();
+        assert!(!receiver.wait(Duration::from_millis(1)), "it reads");
+        receiver.input().write_all(b"domain").unwrap();
+        receiver.close_input();
+        let mut text = String::new();
+        receiver.output().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "migrate-receive\nclosed\n");
+        assert!(receiver.wait(Duration::from_secs(60)));
+    }
+}
