@@ -77,3 +77,6 @@ mod top;
 mod trickle;
 mod upgrade;
 mod versions;
+mod xen_cuts;
+mod xen_moves;
+mod xen_refusals;
