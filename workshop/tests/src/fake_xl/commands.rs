@@ -11,8 +11,11 @@ use super::{Domain, State, Store, receiver, sender};
 
 /// The directory of a host's domains.
 const HOME: &str = "xen";
-/// The first line of `xl list`.
-const HEAD: &str = "Name                                        ID   Mem VCPUs\tState\tTime(s)\n";
+/// The first line of `xl list`, without its end.
+const HEAD: &str = "Name                                        ID   Mem VCPUs\tState\tTime(s)";
+/// What follows it with `-v`.
+const MORE: &str = "   UUID                            Reason-Code\tSecurity Label";
+const NO_UUID: &str = "00000000-0000-0000-0000-000000000000";
 
 /// Runs a command, given in these words.
 #[must_use]
@@ -65,12 +68,17 @@ fn list(store: &Store, words: &[&str]) -> io::Result<()> {
         let all: Vec<Value> = domains.iter().map(long).collect::<io::Result<_>>()?;
         return print(&format!("{}\n", Value::from(all)));
     }
-    let mut text = HEAD.to_owned();
+    let is_verbose = options.iter().any(|option| ["-v", "--verbose"].contains(option));
+    let (mut text, more) = (HEAD.to_owned(), if is_verbose { MORE } else { "" });
+    text += more;
+    text += "\n";
     if names.is_empty() {
-        text += &row("Domain-0", "0", "r-----");
+        text += &row("Domain-0", "0", "r-----", is_verbose.then_some(NO_UUID));
     }
     for domain in &domains {
-        text += &row(domain.name(), &domain.id(), domain.state()?.letters());
+        let config = domain.config()?;
+        let uuid = config["c_info"]["uuid"].as_str().filter(|_| is_verbose);
+        text += &row(domain.name(), &domain.id(), domain.state()?.letters(), uuid);
     }
     print(&text)
 }
@@ -82,8 +90,10 @@ fn long(domain: &Domain) -> io::Result<Value> {
     Ok(json!({ "domid": id, "config": config }))
 }
 
-fn row(name: &str, id: &str, letters: &str) -> String {
-    format!("{name:<40} {id:>5}    16     1     {letters}       1.5\n")
+fn row(name: &str, id: &str, letters: &str, uuid: Option<&str>) -> String {
+    let more = uuid.map(|uuid| format!(" {uuid}        -                -"));
+    let more = more.unwrap_or_default();
+    format!("{name:<40} {id:>5}    16     1     {letters}       1.5{more}\n")
 }
 
 fn migrate(store: &Store, words: &[&str]) -> io::Result<bool> {

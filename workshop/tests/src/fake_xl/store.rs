@@ -16,7 +16,6 @@ const STATE: &str = "state";
 const CONFIG: &str = "config";
 const ID: &str = "id";
 const NEXT_ID: &str = "next-id";
-const UUID: &str = "6a8f3a6e-93f4-4c1d-8a5f-2f5d7a6c1b20";
 const PAGE_KIB: u32 = 4;
 
 /// What a domain does.
@@ -118,7 +117,7 @@ impl Store {
             DomainKind::Hvm => "pvh",
         };
         let config = json!({
-            "c_info": { "type": shown, "name": name, "uuid": UUID },
+            "c_info": { "type": shown, "name": name, "uuid": uuid(name) },
             "b_info": {
                 "max_vcpus": 1,
                 "max_memkb": pages * PAGE_KIB,
@@ -144,6 +143,12 @@ impl Store {
         memory.save(&domain.dir())?;
         Ok(domain)
     }
+}
+
+/// A UUID for a domain, which it keeps when it moves.
+fn uuid(name: &str) -> String {
+    let number = name.bytes().fold(0_u64, |number, byte| (number << 7) ^ u64::from(byte));
+    format!("6a8f3a6e-93f4-4c1d-8a5f-{:012x}", number & 0xffff_ffff_ffff)
 }
 
 /// A domain.
