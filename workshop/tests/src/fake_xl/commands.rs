@@ -61,11 +61,12 @@ fn list(store: &Store, words: &[&str]) -> io::Result<()> {
     let (options, names): (Vec<&str>, Vec<&str>) =
         words.iter().copied().partition(|word| word.starts_with('-'));
     let domains: Vec<Domain> = match names[..] {
-        [] => store.names()?.iter().map(|name| store.domain(name)).collect::<io::Result<_>>()?,
+        // Those that end meanwhile are left out.
+        [] => store.names()?.iter().filter_map(|name| store.domain(name).ok()).collect(),
         _ => names.iter().map(|name| store.domain(name)).collect::<io::Result<_>>()?,
     };
     if options.iter().any(|option| ["-l", "--long"].contains(option)) {
-        let all: Vec<Value> = domains.iter().map(long).collect::<io::Result<_>>()?;
+        let all: Vec<Value> = domains.iter().filter_map(|one| long(one).ok()).collect();
         return print(&format!("{}\n", Value::from(all)));
     }
     let is_verbose = options.iter().any(|option| ["-v", "--verbose"].contains(option));
@@ -76,9 +77,9 @@ fn list(store: &Store, words: &[&str]) -> io::Result<()> {
         text += &row("Domain-0", "0", "r-----", is_verbose.then_some(NO_UUID));
     }
     for domain in &domains {
-        let config = domain.config()?;
+        let (Ok(config), Ok(state)) = (domain.config(), domain.state()) else { continue };
         let uuid = config["c_info"]["uuid"].as_str().filter(|_| is_verbose);
-        text += &row(domain.name(), &domain.id(), domain.state()?.letters(), uuid);
+        text += &row(domain.name(), &domain.id(), state.letters(), uuid);
     }
     print(&text)
 }

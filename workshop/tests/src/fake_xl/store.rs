@@ -194,7 +194,10 @@ impl Domain {
         if before == State::Running && state != State::Running {
             life.note_stopped(host, &self.name)?;
         }
-        fs::write(self.dir().join(STATE), state.letters())?;
+        // In two steps: `xl list` may read it meanwhile.
+        let (path, new) = (self.dir().join(STATE), self.dir().join("state.new"));
+        fs::write(&new, state.letters())?;
+        fs::rename(&new, &path)?;
         if before != State::Running && state == State::Running {
             life.note_running(host, &self.name)?;
         }
