@@ -78,5 +78,6 @@ mod trickle;
 mod upgrade;
 mod versions;
 mod xen_cuts;
+mod xen_hosts;
 mod xen_moves;
 mod xen_refusals;
