@@ -174,10 +174,10 @@ fn markdown(measured: &[Measured]) -> String {
             let times = all(|one| one.total_s);
             let least = times.iter().copied().fold(f64::INFINITY, f64::min);
             let most = times.iter().copied().fold(0.0, f64::max);
+            let (runs, span) = (times.len(), format!("{least:.1} to {most:.1}"));
             text += &format!(
-                "| {guest} | {contender} | {} | {:.1} ({least:.1} to {most:.1}) | {:.2} | {:.1} |\n",
-                times.len(),
-                median(times.clone()),
+                "| {guest} | {contender} | {runs} | {:.1} ({span}) | {:.2} | {:.1} |\n",
+                median(times),
                 median(all(|one| one.downtime_s)),
                 median(all(|one| one.wire_bytes as f64)) / 1e6,
             );

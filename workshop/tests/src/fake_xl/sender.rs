@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use lab_guest::random::Random;
 use xen::handshake::{Answer, PERMISSION};
@@ -17,6 +19,9 @@ use super::{Domain, State, Store};
 const PASSES: u64 = 5;
 /// Pages that the domain writes during each.
 const WRITES: u32 = 64;
+/// How long xl waits for its transport's end.
+const EXIT_MAX: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(5);
 /// Pages in a record: fewer than xl has, so that a small domain has many records.
 const RECORD_PAGES: usize = 300;
 
@@ -55,11 +60,18 @@ impl Transport {
         Err(io::Error::other(format!("Message contents unexpected: {read:?}")))
     }
 
-    /// Closes both pipes, and waits until the process has exited.
+    /// Closes both pipes, and waits a while until the process has exited.
     fn close(mut self) -> io::Result<()> {
         drop((self.input.take(), self.output.take()));
-        let status = self.child.wait()?;
-        eprintln!("migration child: {status}");
+        let until = Instant::now() + EXIT_MAX;
+        while Instant::now() < until {
+            if let Some(status) = self.child.try_wait()? {
+                eprintln!("migration child: {status}");
+                return Ok(());
+            }
+            thread::sleep(PAUSE);
+        }
+        eprintln!("migration child not exiting, no longer waiting");
         Ok(())
     }
 }
@@ -100,14 +112,13 @@ pub(super) fn migrate(
     match sender.hand_over(&mut transport) {
         Ok(0) => {
             eprintln!("migration sender: Target reports successful startup.");
-            transport.close()?;
-            sender.domain.destroy()?;
+            // xl does not mind whether that fails. It exits with its pipes open.
+            let _ = sender.domain.destroy();
             eprintln!("Migration successful.");
             return Ok(true);
         }
         Ok(status) => {
             eprintln!("migration sender: Target reports startup failure (status code {status}).");
-            transport.close()?;
             sender.take_back()?;
             eprintln!("Migration failed due to problems at target.");
         }
