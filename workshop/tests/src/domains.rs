@@ -1,16 +1,21 @@
 //! Two hosts whose agents carry migrations of xl, with the [stand-in for xl](crate::fake_xl).
 
 use std::fs::{self, File};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{Progress, Report};
+use identity::{Connection, Security};
 use lab::agent::binary;
 use lab::certificates::Certificates;
-use lab::fatal::{Kind, fatal};
+use lab::fatal::{Kind as Fatal, fatal};
 use lab::hosts::{Link, RUN_DIR};
 use tempfile::TempDir;
+use transport::{Endpoint, LaneError, connect};
+use wire::Kind;
 use xen::DomainKind;
 
 use crate::fake_xl::{Act, Life, Store};
@@ -20,6 +25,9 @@ use crate::{Side, World, until};
 /// Longest time until `xl migrate` has ended.
 const MOVE_MAX: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(20);
+const AGENTS_PORT: u16 = 7800;
+/// Longest time until an agent ends what breaks the rules.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// 12 MiB: more than fits into the buffers of a slow link.
 const PAGES: u32 = 3072;
 
@@ -32,7 +40,7 @@ pub struct Domains {
     stores: [Store; 2],
     life: Life,
     dir: TempDir,
-    _certificates: Certificates,
+    certificates: Certificates,
 }
 
 /// A running `xl migrate`.
@@ -66,7 +74,7 @@ impl Domains {
             Store::create(home, side.name(), &life).unwrap()
         });
         let xl = PathBuf::from(xl);
-        let mut domains = Self { world, xl, stores, life, dir, _certificates: certificates };
+        let mut domains = Self { world, xl, stores, life, dir, certificates };
         for side in [Side::A, Side::B] {
             domains.configure(side, &[side.other().name()]);
         }
@@ -192,7 +200,7 @@ impl Domains {
     pub fn runs_at(&self, name: &str) -> Option<Side> {
         let hosts = self.life.hosts_of(name);
         let hosts = hosts.unwrap_or_else(|text| {
-            fatal(Kind::RanTwice, format_args!("{name}: {text}\n{}", self.logs()))
+            fatal(Fatal::RanTwice, format_args!("{name}: {text}\n{}", self.logs()))
         });
         [Side::A, Side::B].into_iter().find(|side| hosts.iter().any(|host| host == side.name()))
     }
@@ -208,7 +216,7 @@ impl Domains {
         let end = Instant::now() + MOVE_MAX;
         while self.runs_at(name).is_none() {
             if Instant::now() > end {
-                fatal(Kind::VmLost, format_args!("{name} runs nowhere\n{}", self.logs()));
+                fatal(Fatal::VmLost, format_args!("{name} runs nowhere\n{}", self.logs()));
             }
             std::thread::sleep(PAUSE);
         }
@@ -216,13 +224,13 @@ impl Domains {
             self.world.assert_only(side, &[]);
         }
         let side = self.runs_at(name);
-        let side = side.unwrap_or_else(|| fatal(Kind::VmLost, format_args!("{name} stopped")));
+        let side = side.unwrap_or_else(|| fatal(Fatal::VmLost, format_args!("{name} stopped")));
         self.assert_is_all_of(side, name);
         let domain = self.store(side).domain(name).unwrap();
         let wrong = domain.memory().unwrap().wrong(domain.kind().unwrap());
         if let [first, ..] = wrong[..] {
             let text = format!("{} pages of {name}, the first is {first:#x}", wrong.len());
-            fatal(Kind::WrongPage, format_args!("{text}\n{}", self.logs()));
+            fatal(Fatal::WrongPage, format_args!("{text}\n{}", self.logs()));
         }
         side
     }
@@ -241,6 +249,20 @@ impl Domains {
         let names = self.store(side).names().unwrap();
         let own = format!("{name}--");
         names.into_iter().filter(|it| it == name || it.starts_with(&own)).collect()
+    }
+
+    /// A connection from host A to the agent of host B, with the certificate of this host.
+    ///
+    /// # Errors
+    /// If it is refused.
+    pub fn call(&self, name: &str, kind: Kind) -> Result<Connection, LaneError> {
+        let security = Security::Tls(Arc::new(self.certificates.identity(name).unwrap()));
+        let address = self.world.host(Side::B).addresses[0];
+        let to = Endpoint { local: None, remote: SocketAddr::new(address, AGENTS_PORT) };
+        let dial = || connect(to, "host-b", &security, kind);
+        let mut connection = self.world.host(Side::A).within(dial)?;
+        connection.set_read_deadline(Some(Instant::now() + ANSWER_MAX)).unwrap();
+        Ok(connection)
     }
 
     /// The ends of both agents' logs.

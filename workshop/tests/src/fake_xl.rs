@@ -20,4 +20,5 @@ pub use commands::run;
 pub use life::Life;
 pub use memory::Memory;
 pub use points::Act;
-pub use store::{Domain, State, Store};
+pub use store::{Domain, State, Store, uuid};
+pub use stream::made_up;

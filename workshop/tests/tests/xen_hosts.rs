@@ -33,8 +33,8 @@ fn logs(hosts: &XenHosts) -> String {
     format!("{}\n{}", log(&hosts.a), log(&hosts.b))
 }
 
-/// Asserts that a domain is at a host and nowhere else, without a copy, and that its guest finds its
-/// memory as it wrote it.
+/// Asserts that a domain is at a host and nowhere else, without a copy, and that its guest finds
+/// its memory as it wrote it.
 fn assert_runs_at(hosts: &XenHosts, host: &XenHost, name: &str) {
     let until = Instant::now() + SHOWS_MAX;
     let other = hosts.other(host);

@@ -12,7 +12,7 @@ use xen::{PageWord, libxc, write};
 
 use super::life::AWAY;
 use super::memory::Memory;
-use super::stream::{LENGTH_BYTES, after_pages, before_pages};
+use super::stream::{after_pages, beginning};
 use super::{Domain, State, Store};
 
 /// Passes while the domain runs.
@@ -135,10 +135,7 @@ impl Sender<'_> {
     fn send(&mut self, transport: &mut Transport) -> io::Result<()> {
         transport.expect(&text(Answer::Banner))?;
         let kind = self.domain.kind()?;
-        let mut out = Vec::new();
-        write::xl_header(&mut out, &self.configuration()?);
-        out.extend(before_pages(kind));
-        transport.write(&out)?;
+        transport.write(&beginning(&self.domain.config()?, kind)?)?;
         let last = self.send_while_it_runs(transport)?;
         self.send_pages(transport, &last)?;
         if self.verifies {
@@ -150,17 +147,6 @@ impl Sender<'_> {
         transport.write(&after_pages(kind))?;
         transport.expect(&text(Answer::Ready))?;
         self.store.pass("offered")
-    }
-
-    /// The configuration with its length before it, and a zero byte after it.
-    fn configuration(&self) -> io::Result<Vec<u8>> {
-        let config = self.domain.config()?.to_string();
-        let length = u32::try_from(config.len() + 1).map_err(io::Error::other)?;
-        let mut out = Vec::with_capacity(LENGTH_BYTES + config.len() + 1);
-        out.extend_from_slice(&length.to_le_bytes());
-        out.extend_from_slice(config.as_bytes());
-        out.push(0);
-        Ok(out)
     }
 
     /// Sends passes, during which the domain writes, and suspends it. Returns what is left.

@@ -112,20 +112,7 @@ impl Store {
     /// # Errors
     /// If there is one of that name, or it can't be written.
     pub fn start(&self, name: &str, kind: DomainKind, pages: u32) -> io::Result<Domain> {
-        let shown = match kind {
-            DomainKind::Pv => "pv",
-            DomainKind::Hvm => "pvh",
-        };
-        let config = json!({
-            "c_info": { "type": shown, "name": name, "uuid": uuid(name) },
-            "b_info": {
-                "max_vcpus": 1,
-                "max_memkb": pages * PAGE_KIB,
-                "target_memkb": pages * PAGE_KIB,
-                "kernel": "/boot/vmlinuz",
-            },
-        });
-        let domain = self.make(name, &config, &Memory::filled(kind, pages))?;
+        let domain = self.make(name, &config(name, kind, pages), &Memory::filled(kind, pages))?;
         domain.set(State::Running)?;
         Ok(domain)
     }
@@ -145,8 +132,26 @@ impl Store {
     }
 }
 
+/// A domain's configuration, as far as anybody reads it.
+pub(super) fn config(name: &str, kind: DomainKind, pages: u32) -> Value {
+    let shown = match kind {
+        DomainKind::Pv => "pv",
+        DomainKind::Hvm => "pvh",
+    };
+    json!({
+        "c_info": { "type": shown, "name": name, "uuid": uuid(name) },
+        "b_info": {
+            "max_vcpus": 1,
+            "max_memkb": pages * PAGE_KIB,
+            "target_memkb": pages * PAGE_KIB,
+            "kernel": "/boot/vmlinuz",
+        },
+    })
+}
+
 /// A UUID for a domain, which it keeps when it moves.
-fn uuid(name: &str) -> String {
+#[must_use]
+pub fn uuid(name: &str) -> String {
     let number = name.bytes().fold(0_u64, |number, byte| (number << 7) ^ u64::from(byte));
     format!("6a8f3a6e-93f4-4c1d-8a5f-{:012x}", number & 0xffff_ffff_ffff)
 }
