@@ -43,7 +43,7 @@ fn there_and_back_over_all_links() {
 fn a_domain_with_virtual_hardware() {
     let domains = Domains::new(LINKS, XL);
     domains.start("web1", DomainKind::Hvm);
-    for (from, options) in [(Side::A, &[][..]), (Side::B, &["--debug"])] {
+    for (from, options) in [(Side::A, &[] as &[&str]), (Side::B, &["--debug"])] {
         drop(domains.migrate(from, "web1", options));
     }
 }

@@ -1,7 +1,6 @@
 //! One emulated host.
 
-use std::fs;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::fd::AsFd;

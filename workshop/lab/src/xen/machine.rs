@@ -151,7 +151,7 @@ pub(super) fn start(
 ) -> Result<Child> {
     let initramfs = host.run_dir.join("initramfs");
     let domain_zero = fs::read(&xen.domain_zero).at("read", &xen.domain_zero)?;
-    fs::write(&initramfs, [overlay, &domain_zero].concat()).at("write", &initramfs)?;
+    fs::write(&initramfs, [overlay, &domain_zero[..]].concat()).at("write", &initramfs)?;
     let mut command = host.command(&kit.qemu_system);
     command.args(["-machine", "q35", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", CPU]);
     command.args(["-m", MEMORY_MIB, "-smp", "1", "-nodefaults", "-no-user-config", "-no-reboot"]);
@@ -176,10 +176,12 @@ pub(super) fn start(
     command.spawn().doing("start an emulated host")
 }
 
-/// QEMU's arguments for a card, whose address has the numbers of the host and of the card.
+/// QEMU's arguments for a card, whose address has the numbers of the host and of the card. Links
+/// have large packets: each costs emulated CPUs much.
 fn card(number: usize, nic: usize) -> [String; 2] {
     let address = format!("52:54:00:00:0{}:0{nic}", number + 1);
-    ["-device".to_owned(), format!("virtio-net-pci,netdev=nic{nic},mac={address},romfile=")]
+    let mtu = if nic > 0 { ",host_mtu=9000" } else { "" };
+    ["-device".to_owned(), format!("virtio-net-pci,netdev=nic{nic},mac={address},romfile={mtu}")]
 }
 
 #[cfg(test)]
@@ -194,7 +196,8 @@ mod tests {
         assert!(peers(LINKS).contains("\"10.9.4.2\"]"));
         let command = agent_command(1, 1);
         assert!(command.contains("peers-1.toml") && command.ends_with("--nic 10.9.1.2"));
-        assert_eq!(card(1, 3)[1], "virtio-net-pci,netdev=nic3,mac=52:54:00:00:02:03,romfile=");
+        let card = &card(1, 3)[1];
+        assert!(card.starts_with("virtio-net-pci,netdev=nic3,mac=52:54:00:00:02:03,"), "{card}");
     }
 
     #[test]
