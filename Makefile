@@ -39,6 +39,7 @@ help:
 	@echo '  make kubevirt-test  with the proxies of KubeVirt; needs Go'
 	@echo '  make proxmox-test   as Proxmox VE moves VMs, with OpenSSH'
 	@echo '  make upgrade-test   between agents of this release and the one before'
+	@echo '  make xen-test       with Xen and xl on two emulated hosts; some ten minutes'
 	@echo 'Measure'
 	@echo '  make bench          lists the benchmarks'
 	@echo '  make bench-NAME     one of them, RUNS=5 times, QEMU=11.1 CONGESTION=reno PREDICT=1'
@@ -142,6 +143,12 @@ kubevirt-test: tests
 proxmox-test: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end proxmox::
 
+# With real Xen on two emulated hosts, made of Debian's packages.
+.PHONY: xen-test
+xen-test: tests
+	@$(DEBUG)/lab setup --xen
+	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end xen_hosts::
+
 # With agents of the previous release, which has to be compiled first.
 .PHONY: upgrade-test
 upgrade-test: tests
@@ -231,6 +238,9 @@ bench-apps-nics: bench-apps-memcached bench-apps-postgres bench-apps-dbench
 # All that have come from the papers' own workloads, twice each.
 bench-apps: RUNS = 2
 bench-apps: bench-apps-nics bench-neighbour-vm bench-neighbour-nics bench-requests bench-tracking
+
+# A domain of 128 MiB takes minutes by xl alone.
+bench-xen: RUNS = 2
 
 bench-%: build
 	@$(if $(LIBVIRT),LAB_LIBVIRT=$(LIBVIRT)) $(if $(CONGESTION),LAB_CONGESTION=$(CONGESTION)) $(if $(PREDICT),LAB_PREDICT=1) $(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(RESTS),--rests) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))

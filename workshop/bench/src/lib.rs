@@ -33,3 +33,4 @@ pub mod tracking;
 pub mod visitors;
 mod warm;
 pub mod writers;
+pub mod xen;

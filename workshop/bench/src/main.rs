@@ -9,7 +9,7 @@ use bench::gang::conditions::Conditions;
 use bench::result::{Outcome, Run};
 use bench::scenario::Scenario;
 use bench::{apps, cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
-use bench::{demo, loads, path, relay, rest, tracking};
+use bench::{demo, loads, path, relay, rest, tracking, xen};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
 use lab::field::{Machine, Snapshot};
@@ -34,6 +34,9 @@ enum Action {
         /// A Debian that has booted, for the tests of the field lab.
         #[arg(long)]
         field: bool,
+        /// Xen, for emulated hosts.
+        #[arg(long)]
+        xen: bool,
     },
     /// Print where the lab's QEMU, kernel and initramfs are.
     Env,
@@ -219,7 +222,7 @@ fn field_guest(kit: &Kit) -> Result<(), LabError> {
 fn run(action: &Action) -> Result<ExitCode, LabError> {
     let system = |error| LabError::System { action: "be a part of a benchmark", error };
     match action {
-        Action::Setup { tests, field } => {
+        Action::Setup { tests, field, xen: with_xen } => {
             let kit = setup::ensure()?;
 
             if *tests {
@@ -232,6 +235,9 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             }
             if *field && let Err(error) = field_guest(&kit) {
                 eprintln!("setup: tests of the field lab are left out: {error}");
+            }
+            if *with_xen {
+                setup::xen()?;
             }
         }
         Action::Env => println!("{}", setup::ensure()?),
@@ -248,6 +254,9 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             let kit = setup::ensure()?;
             if let Action::Bench { qemu: Some(release), .. } = action {
                 setup::with_release(kit, release)?;
+            }
+            if matches!(action, Action::Bench { name: Some(name), .. } if name == xen::NAME) {
+                setup::xen()?;
             }
             let argv: Vec<OsString> = std::env::args_os().collect();
             println!("Not root: the lab works in a user namespace.");
@@ -272,6 +281,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             let caches = caches.chain([(cache::helper::NAME, cache::helper::ABOUT)]);
             let caches =
                 caches.chain([(path::NAME, path::ABOUT), (tracking::NAME, tracking::ABOUT)]);
+            let caches = caches.chain([(xen::NAME, xen::ABOUT)]);
             let apps = apps::all();
             let apps = apps.iter().map(|one| (one.name, one.about));
             let caches = caches.chain(apps);
@@ -329,6 +339,10 @@ fn bench(
     }
     if name == tracking::NAME {
         tracking::run(kit, runs)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if name == xen::NAME {
+        xen::run(kit, runs)?;
         return Ok(ExitCode::SUCCESS);
     }
     let contest = scenario::all().into_iter().find(|one| one.name == name);

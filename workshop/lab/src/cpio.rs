@@ -1,5 +1,5 @@
 //! Writes an initramfs in cpio's `newc` format, which the kernel's `buffer-format` document
-//! describes. A lab guest needs only files, directories and character devices.
+//! describes: files, directories, links and character devices.
 
 /// An archive in progress.
 #[derive(Default)]
@@ -11,6 +11,7 @@ pub struct Archive {
 const TRAILER: &str = "TRAILER!!!";
 const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
+const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
 impl Archive {
@@ -22,6 +23,16 @@ impl Archive {
     /// Adds a file that may be executed.
     pub fn program(&mut self, path: &str, content: &[u8]) {
         self.entry(path, FILE | 0o755, (0, 0), content);
+    }
+
+    /// Adds a file that only root may read.
+    pub fn secret(&mut self, path: &str, content: &[u8]) {
+        self.entry(path, FILE | 0o600, (0, 0), content);
+    }
+
+    /// Adds a symbolic link.
+    pub fn link(&mut self, path: &str, target: &str) {
+        self.entry(path, LINK | 0o777, (0, 0), target.as_bytes());
     }
 
     /// Adds a character device.

@@ -1,4 +1,5 @@
-//! Hosts as network namespaces, tiny guests, agents on hosts, and all that these need.
+//! Hosts as network namespaces, tiny guests, agents on hosts, emulated hosts with Xen, and all that
+//! these need.
 
 pub mod agent;
 pub mod certificates;
@@ -14,3 +15,4 @@ pub mod program;
 pub mod setup;
 pub mod systemd;
 pub mod unprivileged;
+pub mod xen;

@@ -17,6 +17,7 @@ mod ssh;
 mod store;
 mod version;
 mod vmlinux;
+mod xen;
 
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ pub use nft::Nft;
 pub(crate) use store::VARIABLE as STORE_VARIABLE;
 pub use store::{remove_store, store};
 pub use version::Version;
+pub use xen::Xen;
 
 use serde::{Deserialize, Serialize};
 
@@ -359,6 +361,14 @@ pub fn sshd() -> Result<PathBuf> {
 /// If it isn't available.
 pub fn nft() -> Result<Nft> {
     nft::nft(&store())
+}
+
+/// Xen and what its emulated hosts boot.
+///
+/// # Errors
+/// If it isn't available.
+pub fn xen() -> Result<Xen> {
+    xen::ensure(&store())
 }
 
 /// A guest with all of Debian, for the field lab. It takes some minutes to make.

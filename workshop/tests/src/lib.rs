@@ -5,6 +5,8 @@
 pub mod browser;
 pub mod commander;
 pub mod disk;
+pub mod domains;
+pub mod fake_xl;
 pub mod faults;
 pub mod field;
 pub mod files;

@@ -77,3 +77,8 @@ mod top;
 mod trickle;
 mod upgrade;
 mod versions;
+mod xen_cuts;
+mod xen_hostile;
+mod xen_hosts;
+mod xen_moves;
+mod xen_refusals;

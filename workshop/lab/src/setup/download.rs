@@ -212,7 +212,7 @@ fn unsigned_bytes(signed: &[u8]) -> Option<usize> {
 }
 
 /// Copies modules out of a package, uncompressed, as the kernel takes them.
-fn keep_modules(names: &[&str], from: &Path, to: &Path) -> Result<()> {
+pub(super) fn keep_modules(names: &[&str], from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).at("create", to)?;
     let files = if from.is_dir() { files(from)? } else { Vec::new() };
     for name in names {

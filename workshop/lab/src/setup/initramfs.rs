@@ -108,7 +108,7 @@ fn after(store: &Path, initrd: &Path, name: &str, archive: Archive) -> Result<Pa
 }
 
 /// Adds all files of a directory, always in the same order.
-fn add_files(archive: &mut Archive, to: &str, from: &Path) -> Result<()> {
+pub(super) fn add_files(archive: &mut Archive, to: &str, from: &Path) -> Result<()> {
     let entries = fs::read_dir(from).at("list", from)?.filter_map(std::io::Result::ok);
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();
