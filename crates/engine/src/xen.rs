@@ -23,6 +23,7 @@ use switchover::journal::{JournalDir, Opened};
 
 pub use arriving::ArrivingDomain;
 pub use departing::DepartingDomain;
+pub(crate) use pipes::FromXl;
 pub use pipes::XlPipes;
 pub(crate) use receiver::{Heard, Receiver};
 

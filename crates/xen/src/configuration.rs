@@ -31,8 +31,7 @@ impl Configuration {
     /// [`StreamError::Configuration`].
     pub fn parse(data: &[u8]) -> Result<Self, StreamError> {
         let wrong = |why| StreamError::Configuration { why };
-        let (length, rest) =
-            data.split_first_chunk::<4>().ok_or_else(|| wrong("it is missing"))?;
+        let (length, rest) = data.split_first_chunk::<4>().ok_or_else(|| wrong("it is missing"))?;
         let length = u32::from_le_bytes(*length) as usize;
         let json = rest.get(..length).ok_or_else(|| wrong("it is cut short"))?;
         let end = json.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
@@ -43,7 +42,8 @@ impl Configuration {
         let uuid = text("uuid").filter(|uuid| is_uuid(uuid));
         let memory_kib = json["b_info"]["max_memkb"].as_u64().unwrap_or(0);
         Ok(Self {
-            name: name.ok_or_else(|| wrong("the domain's name is missing, or has other letters"))?,
+            name: name
+                .ok_or_else(|| wrong("the domain's name is missing, or has other letters"))?,
             uuid: uuid.ok_or_else(|| wrong("the domain's UUID is missing"))?.to_lowercase(),
             memory_bytes: memory_kib.saturating_mul(1024),
         })

@@ -116,7 +116,7 @@ pub(crate) fn run() -> ! {
     println!("guest filled {} pages", area.pages());
     let (mut random, mut check) = (Random::new(1, 1), Check::default());
     let (start, mut last) = (Instant::now(), Duration::ZERO);
-    let (mut printed, mut written, mut gap) = (Duration::ZERO, 0, Duration::ZERO);
+    let (mut printed, mut written, mut gap) = (Duration::ZERO, 0_u64, Duration::ZERO);
     loop {
         thread::sleep(STEP);
         let now = start.elapsed();

@@ -165,8 +165,7 @@ impl Settler {
         let offered = !kept.records.is_empty();
         let xl = &self.settlers.host.xl;
         let peer = &self.opened.peer;
-        let mut departing =
-            DepartingDomain::after_restart(xl, domain, peer, offered, PIPES_MAX);
+        let mut departing = DepartingDomain::after_restart(xl, domain, peer, offered, PIPES_MAX);
         let is_given = pipes.is_some();
         pipes.into_iter().for_each(|pipes| departing.take_pipes(pipes));
         if kept.same_boot && !is_given {
@@ -182,8 +181,7 @@ impl Settler {
 
     /// Continues a domain that was to arrive.
     pub(super) fn coming(&self, kept: Reopened<destination::Record>) -> Option<Case> {
-        let mut arriving =
-            ArrivingDomain::after_restart(&self.settlers.host.xl, self.domain()?);
+        let mut arriving = ArrivingDomain::after_restart(&self.settlers.host.xl, self.domain()?);
         let noted = kept.noted();
         let found = self.ask(|| arriving.found(noted).map_err(|error| error.to_string())).ok()?;
         let driver = destination::Driver::restart(kept, found, &mut arriving);

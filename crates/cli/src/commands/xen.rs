@@ -30,7 +30,9 @@ struct SetupArgs {
 
 pub(crate) fn run(args: XenArgs) -> Result<ExitCode, Problem> {
     let XenCommand::Setup(SetupArgs { config: file }) = args.command;
-    let config = Config::new(Settings { config: Some(file.clone()), ..Settings::default() })?;
+    let mut settings = Settings::default();
+    settings.config = Some(file.clone());
+    let config = Config::new(settings)?;
     let hosts: Vec<&str> = config.peers.iter().map(|peer| peer.name.as_str()).collect();
     let is_set_up = config.xen.is_some();
     print(format_args!("{}", lines(&file.display().to_string(), &hosts, is_set_up)))?;

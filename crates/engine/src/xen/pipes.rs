@@ -84,10 +84,8 @@ impl XlPipes {
             // It is rounded up, so that this does not spin.
             let left = Timespec::try_from(left + Duration::from_micros(1)).ok();
             let other = wake.unwrap_or_else(|| self.stream.as_fd());
-            let mut fds = [
-                PollFd::new(&self.stream, PollFlags::IN),
-                PollFd::new(&other, PollFlags::IN),
-            ];
+            let mut fds =
+                [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&other, PollFlags::IN)];
             match poll(&mut fds, left.as_ref()) {
                 Ok(0) => return Ok(FromXl::Nothing),
                 Ok(_) => {}

@@ -106,7 +106,9 @@ impl World {
 
     pub(crate) fn crashes(&mut self, side: Side) -> bool {
         match side {
-            Side::Source => !matches!(std::mem::replace(&mut self.source, Agent::Down), Agent::Down),
+            Side::Source => {
+                !matches!(std::mem::replace(&mut self.source, Agent::Down), Agent::Down)
+            }
             Side::Destination => {
                 // Its receiver's input and output are closed. One that has failed already destroys
                 // its copy long before the agent runs again.

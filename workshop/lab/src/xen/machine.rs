@@ -127,9 +127,8 @@ fn add_droveway(archive: &mut Archive, droveway: &Path) -> Result<()> {
     // It is a part of the tools without which Rust links nothing, but not of each machine's.
     let from = if program::output(&mut strip).is_ok() { bare.path() } else { droveway };
     archive.program(&format!("{HOME}/droveway"), &fs::read(from).at("read", from)?);
-    let script = format!(
-        "#!/bin/sh\nexec /{HOME}/linker --library-path /{HOME} /{HOME}/droveway \"$@\"\n"
-    );
+    let script =
+        format!("#!/bin/sh\nexec /{HOME}/linker --library-path /{HOME} /{HOME}/droveway \"$@\"\n");
     archive.program("usr/bin/droveway", script.as_bytes());
     Ok(())
 }

@@ -18,8 +18,8 @@ pub(crate) fn inquire(
     message: SwitchoverMessage,
 ) -> Result<Option<SwitchoverMessage>, String> {
     let endpoint = Endpoint { local: None, remote };
-    let mut stream = connect(endpoint, peer, security, Kind::Inquiry)
-        .map_err(|error| error.to_string())?;
+    let mut stream =
+        connect(endpoint, peer, security, Kind::Inquiry).map_err(|error| error.to_string())?;
     let talk = |stream: &mut Connection| -> Result<Option<SwitchoverMessage>, WireError> {
         stream.set_read_deadline(Some(Instant::now() + ANSWER_MAX))?;
         let inquiry = Inquiry { from: from.to_owned(), message };

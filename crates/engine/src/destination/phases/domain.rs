@@ -66,9 +66,7 @@ impl Connected<'_> {
         place.is_of_host();
         let waits = &self.shared.local.waits;
         let receiver = Receiver::start(&xen.xl).map_err(End::failed)?;
-        receiver
-            .wait_banner(waits.prepare - waits.prepare / ANSWER_SHARE)
-            .map_err(End::failed)?;
+        receiver.wait_banner(waits.prepare - waits.prepare / ANSWER_SHARE).map_err(End::failed)?;
         let audit = Auditing::new(order.audit, &order.hashes);
         let hash = (order.audit != AuditOrder::Off).then(|| audit.hash());
         let input = receiver.input().map_err(End::failed)?;

@@ -79,8 +79,7 @@ impl<'m> Leading<'m> {
             local_error("opening the domain's journal", std::io::Error::other(error))
         })?;
         let (pipes, release_max) = (Arc::clone(pipes), local.waits.complete);
-        let departing =
-            DepartingDomain::new(&xen.xl, domain, &peer.name, pipes, release_max);
+        let departing = DepartingDomain::new(&xen.xl, domain, &peer.name, pipes, release_max);
         let timeout = request.timeout_s.map(Duration::from_secs);
         Ok(Self {
             local,
@@ -133,9 +132,8 @@ impl<'m> Leading<'m> {
         configuration: &Configuration,
     ) -> Result<(), MigrationError> {
         let carrying = self.order(configuration);
-        let streaming = carrying.and_then(|carrying| {
-            Streaming::start(self, &carrying, (pipes, header), configuration)
-        });
+        let streaming = carrying
+            .and_then(|carrying| Streaming::start(self, &carrying, (pipes, header), configuration));
         let mut streaming = match streaming {
             Ok(streaming) => streaming,
             Err(error) => {

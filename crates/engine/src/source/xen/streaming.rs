@@ -58,8 +58,7 @@ impl Streaming {
         let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         let goal = Duration::from_millis(request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
-        let lanes =
-            lanes_plan(local, peer, (request.lanes, request.compress), &carrying.token)?;
+        let lanes = lanes_plan(local, peer, (request.lanes, request.compress), &carrying.token)?;
         let network = Arc::clone(&local.resources.network);
         let passes = Arc::<XlPasses>::default();
         let plan = FlowPlan {
