@@ -108,7 +108,7 @@ impl OfferedDomain {
                 return DepartedDomain { report, unsettled: None };
             }
         };
-        began(&*pipes, leading.switchover());
+        began(&pipes, leading.switchover());
         leading.send(pipes, &header, &configuration)
     }
 }

@@ -297,13 +297,12 @@ impl World {
 
     fn destroy_copy(&mut self) {
         match self.copy {
-            ReceivedCopy::None => {}
             ReceivedCopy::Paused => self.copy = ReceivedCopy::None,
             // Its name shows that it does not arrive any more.
             ReceivedCopy::Running if self.mistake == Mistake::TakesSilenceForFailure => {
                 self.broken = Some("a copy that runs is destroyed");
             }
-            ReceivedCopy::Running => {}
+            ReceivedCopy::None | ReceivedCopy::Running => {}
         }
     }
 }

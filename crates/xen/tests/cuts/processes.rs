@@ -65,10 +65,9 @@ impl World {
                 Xl::Permitted
             }
             // Anything else in the place of "ready", or the end.
-            (Xl::Suspended, _) => Xl::Resumed,
+            (Xl::Suspended, _) | (Xl::Failed, Some(Answer::HandedBack)) => Xl::Resumed,
             (Xl::Permitted, Some(Answer::Report { status: 0 })) => Xl::Destroyed,
             (Xl::Permitted, Some(Answer::Report { .. })) => Xl::Failed,
-            (Xl::Failed, Some(Answer::HandedBack)) => Xl::Resumed,
             // The end, or anything else.
             (Xl::Permitted | Xl::Failed, _) => Xl::Stuck,
             (xl, _) => xl,
