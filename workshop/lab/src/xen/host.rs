@@ -273,11 +273,13 @@ impl XenHost {
     /// # Errors
     /// If `tc` fails.
     pub fn limit(&self, mbit_per_s: Option<u32>) -> Result<()> {
+        // By its path: busybox's shell would run its own, which has no `tbf`.
         let one = |nic: usize| match mbit_per_s {
             Some(mbit) => format!(
-                "tc qdisc replace dev nic{nic} root tbf rate {mbit}mbit burst 32kb latency 200ms\n"
+                "/sbin/tc qdisc replace dev nic{nic} root tbf rate {mbit}mbit burst 32kb \
+                 latency 200ms\n"
             ),
-            None => format!("tc qdisc del dev nic{nic} root 2>/dev/null || true\n"),
+            None => format!("/sbin/tc qdisc del dev nic{nic} root 2>/dev/null || true\n"),
         };
         let script: String = (1..=LINKS).map(one).collect();
         self.output(&format!("set -e\n{script}")).map(drop)
