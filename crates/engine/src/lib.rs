@@ -21,7 +21,7 @@ mod watch;
 
 pub use crate::host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled};
 pub use content::{Domain, Estimate, Sample, Tally};
-pub use destination::{KnownHosts, Server, serve};
+pub use destination::{KnownHosts, SameHost, Server, serve};
 pub use error::MigrationError;
 pub use examine::{ExamineError, Examined, examine, paths};
 pub use orders::Orders;
