@@ -163,6 +163,16 @@ impl Machine {
         self.one_of_two.store(is, Relaxed);
     }
 
+    /// This QEMU, connected to again.
+    ///
+    /// # Errors
+    /// As [`reopen`].
+    pub fn reopened(&self) -> Result<Self, StartError> {
+        let again = reopen(&self.record(), &self.dir)?;
+        again.is_one_of_two(self.one_of_two.load(Relaxed));
+        Ok(again)
+    }
+
     /// Variables of its environment that a QEMU lacks which an agent starts with its command line:
     /// see [`environment::not_inherited`].
     #[must_use]

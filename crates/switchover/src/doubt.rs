@@ -153,8 +153,8 @@ impl Doubt {
             ),
             Self::RunsHere | Self::RunsThereToo | Self::RunsAtBoth => format!(
                 "{vm} was given to its next QEMU, and yet its former one runs it: something sent \
-                 `cont` to that one. The agent ends neither: {former}, {next}, and each ends the \
-                 other one. Check its disks"
+                 `cont` to that one. The agent ends neither: {next} and ends the former one; end \
+                 the process of the next one, and {former}. Check its disks"
             ),
             Self::TakenBack { reason } | Self::TakenBackMeanwhile { reason } => format!(
                 "{vm} was given to its next QEMU, and was taken back by its former one ({reason}): \

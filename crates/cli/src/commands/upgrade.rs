@@ -90,6 +90,7 @@ mod tests {
             qemu: "10.0.2".to_owned(),
             program: "qemu-system-x86_64".to_owned(),
             version: "10.0.3".to_owned(),
+            already: false,
             how,
             copied_bytes,
             reasons: reasons.iter().map(|reason| (*reason).to_owned()).collect(),
