@@ -115,13 +115,13 @@ impl Migrations {
             }
             (outcome, _) => self.note_stop(id, vm, ran, outcome),
         }
-        let is_settling = unsettled.is_some();
         if let Some(driver) = unsettled {
+            // Its thread frees the VM.
+            self.registry.unsettled(&vm.name);
             self.settlers.leaving(driver, vm, decided);
-        }
-        // After a fault, nothing frees a VM whose journal can't be read.
-        if decided || is_settling || self.settlers.kept_leaving(&vm.name).is_none() {
-            self.settlers.ended_within(&vm.name);
+        } else if decided || self.settlers.kept_leaving(&vm.name).is_none() {
+            // After a fault, nothing frees a VM whose journal can't be read.
+            self.settlers.ended_within(&vm.name, id);
         }
         self.keep(id, report);
     }

@@ -32,13 +32,13 @@ fn is_of(desk: &Desk, vm: &str) -> bool {
 }
 
 impl Settlers {
-    /// Frees a VM whose migration within this host has ended, now or when its switchover is
+    /// Frees a VM whose migration `id` within this host has ended, now or when its switchover is
     /// settled.
-    pub(crate) fn ended_within(&self, vm: &str) {
+    pub(crate) fn ended_within(&self, vm: &str, id: &str) {
         let desks = self.desks.lock();
         match has_any(&desks, vm) {
             true => self.registry.unsettled(vm),
-            false => self.registry.upgraded(vm),
+            false => self.registry.upgraded(vm, id),
         }
     }
 

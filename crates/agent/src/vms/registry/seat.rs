@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use qemu::machine::{self, Machine, StartError};
 use qemu::outgoing::forget_settings;
-use qemu::process::ProcessError;
+use qemu::process::{Process, ProcessError};
 use qemu::socket;
 
-use super::slot::{Next, Slot};
+use super::slot::{Busy, Next, Slot};
 use super::{Registry, found, unknown};
 use crate::denied::Denied;
 use crate::vms::record::{self, Record, RecordError, Standing};
@@ -21,6 +22,8 @@ use crate::vms::vm::Vm;
 
 /// How long to wait for the monitor of a QEMU that an earlier upgrade may have left.
 const SEEN_MAX: Duration = Duration::from_secs(1);
+/// How long a killed QEMU may take to end.
+const GONE_MAX: Duration = Duration::from_secs(3);
 
 /// The seat of a QEMU that is to have a VM.
 ///
@@ -35,6 +38,8 @@ pub(crate) struct Seat {
     share_domain: String,
     /// The VM as it will be; none until that QEMU answers.
     vm: Option<Arc<Vm>>,
+    /// That QEMU, before it answers.
+    launched: Mutex<Option<Process>>,
     kept: bool,
 }
 
@@ -64,6 +69,7 @@ impl Seat {
 
     /// Has a QEMU that was launched for it moved to the VM's scope, before it takes much.
     pub(crate) fn launched(&self, pid: u32) {
+        *self.launched.lock() = Process::now(pid).ok();
         self.registry.scopes.join_early(&self.name, pid);
     }
 
@@ -128,8 +134,15 @@ impl Drop for Seat {
         if self.kept {
             return;
         }
-        let ended = self.vm.as_ref().and_then(|vm| vm.machine()).map(|machine| machine.quit());
-        if let Some(Err(error)) = ended {
+        let ended = match self.vm.as_ref().and_then(|vm| vm.machine()) {
+            Some(machine) => machine.quit(),
+            // One that did not answer was killed.
+            None => match &*self.launched.lock() {
+                Some(process) => process.wait_exited(GONE_MAX),
+                None => Ok(()),
+            },
+        };
+        if let Err(error) = ended {
             // Its record stays, so that it is found again, and no other one takes the seat.
             tracing::error!(vm = self.name, %error, "its next QEMU can't be ended");
             return;
@@ -177,7 +190,8 @@ impl Registry {
         slot.next = Some(Next::default());
         drop(slots);
         let (registry, share_domain) = (Arc::clone(self), vm.share_domain.clone());
-        Ok(Seat { registry, name, dir, home, share_domain, vm: None, kept: false })
+        let (vm, launched) = (None, Mutex::default());
+        Ok(Seat { registry, name, dir, home, share_domain, vm, launched, kept: false })
     }
 
     /// The seat of a next QEMU that an earlier run of the agent left; none if the VM has that QEMU
@@ -218,7 +232,9 @@ impl Registry {
         if let Some(slot) = self.slots.lock().get_mut(&name) {
             slot.next = Some(Next::default());
         }
-        let mut seat = Seat { registry, name, dir, home, share_domain, vm: None, kept: false };
+        let launched = Mutex::default();
+        let mut seat =
+            Seat { registry, name, dir, home, share_domain, vm: None, launched, kept: false };
         seat.put(vm);
         Some(seat)
     }
@@ -275,24 +291,30 @@ impl Registry {
         }
     }
 
-    /// Frees a VM whose migration within this host has ended, on either of its QEMUs.
-    pub(crate) fn upgraded(&self, name: &str) {
+    /// Frees a VM whose migration `id` within this host has ended, on either of its QEMUs. That may
+    /// have been done, and another operation have begun.
+    pub(crate) fn upgraded(&self, name: &str, id: &str) {
+        self.free_if(name, |busy| match busy {
+            Busy::Moving(its) => its == id,
+            busy => *busy == Busy::Unsettled,
+        });
+    }
+
+    /// Frees a VM whose switchover within this host is settled.
+    pub(crate) fn settled_here(&self, name: &str) {
+        self.free_if(name, |busy| *busy == Busy::Unsettled);
+    }
+
+    fn free_if(&self, name: &str, is_it: impl FnOnce(&Busy) -> bool) {
         let alone = {
             let slots = self.slots.lock();
-            let slot = slots.get(name).filter(|slot| slot.next.is_none());
-            slot.and_then(|slot| slot.vm.clone())
+            let Some(slot) = slots.get(name).filter(|slot| is_it(&slot.busy)) else { return };
+            slot.vm.clone().filter(|_| slot.next.is_none())
         };
         if let Some(machine) = alone.and_then(|vm| vm.machine()) {
             machine.is_one_of_two(false);
         }
         self.set_free(name);
-    }
-
-    /// As [`Registry::upgraded`], if the VM waits for the end of its switchover.
-    pub(crate) fn settled_here(&self, name: &str) {
-        if self.is_unsettled(name) {
-            self.upgraded(name);
-        }
     }
 }
 
