@@ -173,7 +173,7 @@ impl Examiner {
         let now = SystemTime::now();
         let certificate = match &self.local.security {
             Security::Tls(identity) => Some(identity),
-            Security::Plaintext => None,
+            Security::Plaintext | Security::Within(_) => None,
         };
         Facts {
             host: self.local.agent.clone(),

@@ -3,6 +3,7 @@
 //! ```text
 //! STATE/lock              held by the running agent
 //! STATE/vms/NAME/         one VM: record.json, qmp, qemu.log, qemu.log.1
+//! STATE/vms/NAME/2/       its second seat: the same for a QEMU that got it on this host
 //! STATE/reports/ID.json   one ended migration
 //! STATE/gangs/ID.json     one gang that this agent coordinates, or did
 //! STATE/journals/         unfinished switchovers

@@ -46,7 +46,7 @@ pub use storage::{FromStorage, ReadDisks};
 pub use times::{
     DOWNTIME_MS_MAX, SECONDS_MAX, STOP_S_MAX, check_downtime, check_stop, check_times,
 };
-pub use upgrade::{PlanUpgradeRequest, UpgradeHow, UpgradePlan};
+pub use upgrade::{PlanUpgradeRequest, UpgradeHow, UpgradePlan, UpgradeRequest};
 pub use vm::{
     AttachRequest, GuestHelper, KnownContent, ResolveRequest, ResolveSide, RunRequest, StopEnd,
     StopHow, Stopped, VmStatus, VmSummary,

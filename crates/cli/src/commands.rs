@@ -67,7 +67,7 @@ const CODES: &str = "Exit codes:
   1    not done: the reason is on standard error
   2    the command line is wrong
   130  ended by a second Ctrl-C
-See also the help of migrate, gang, evacuate, stop and doctor.";
+See also the help of migrate, gang, evacuate, upgrade, stop and doctor.";
 const CODES_OF_MIGRATE: &str = "Exit codes:
   0    the VM is at the destination
   1    it is not known to be there, and the output shows why: check `droveway list`
@@ -80,6 +80,11 @@ const CODES_OF_GANG: &str = "Exit codes:
   1    some are not known to have moved: the output shows which, and why
   2    the command line is wrong
   130  ended by a second Ctrl-C: the output shows what becomes of the moves";
+const CODES_OF_UPGRADE: &str = "Exit codes:
+  0    all VMs have it, or had it before; or plans were shown
+  1    some are not known to have it: the output shows which, and why
+  2    the command line is wrong
+  130  ended by a second Ctrl-C: those that have begun may get it anyway";
 const CODES_OF_STOP: &str = "Exit codes:
   0    the VM is off
   1    it is not known to be off: the reason is on standard error
@@ -161,7 +166,8 @@ pub(crate) enum Request {
     Evacuate(EvacuateArgs),
     /// Watch a VM for a few seconds, and predict what moving it would take
     Predict(PredictArgs),
-    /// Show how VMs could get another QEMU on this host, as after an upgrade of its package
+    /// Give VMs another QEMU on this host while they run, as after an upgrade of its package
+    #[command(after_help = CODES_OF_UPGRADE)]
     Upgrade(UpgradeArgs),
     /// Change a migration's limits while it runs
     Set(SetArgs),
@@ -249,6 +255,9 @@ mod tests {
             ("gang --resume g1 --atomic", ErrorKind::ArgumentConflict),
             ("gang --resume g1 --limit 1G", ErrorKind::ArgumentConflict),
             ("gang --downtime-ms 100 --resume g1", ErrorKind::ArgumentConflict),
+            ("upgrade", ErrorKind::MissingRequiredArgument),
+            ("upgrade web1 --all", ErrorKind::ArgumentConflict),
+            ("upgrade web1 --parallel 0", ErrorKind::ValueValidation),
             ("evacuate", ErrorKind::MissingRequiredArgument),
             ("evacuate a --set x=y", ErrorKind::UnknownArgument),
             ("set 1", ErrorKind::MissingRequiredArgument),
@@ -291,6 +300,7 @@ mod tests {
             ("migrate", "0    the VM is at the destination"),
             ("gang", "left\n       out, each with a note"),
             ("evacuate", "0    all VMs of the plan have moved"),
+            ("upgrade", "0    all VMs have it"),
             ("stop", "or by SIGTERM"),
             ("doctor", "1    an error was found"),
         ] {

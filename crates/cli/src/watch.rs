@@ -11,5 +11,6 @@ mod states;
 mod tests;
 
 pub(crate) use follow::{Followed, Shown, follow, leave};
-pub(crate) use requests::{begin, leave_stopping, leave_unanswered, report, wait};
+pub(crate) use requests::{begin, leave_stopping, leave_unanswered, leave_upgrading, report, wait};
 pub(crate) use signals::{Signals, terminated};
+pub(crate) use states::last;

@@ -11,6 +11,7 @@ mod nic_use;
 mod orders;
 mod phases;
 mod postcopies;
+mod same_host;
 mod shared;
 
 use std::io::{self, Write};
@@ -28,6 +29,7 @@ use wire::{Frame, Inquiry, Kind, Reply, read_frame, read_message};
 use crate::host::{Host, Local};
 use connections::{Connections, Place};
 use greeting::{PREAMBLE_MAX, TurnedAway, check_name, check_user, greet, turn_away};
+pub use same_host::SameHost;
 use shared::Shared;
 
 /// Listens for other agents. Dropping it stops it.
@@ -57,6 +59,7 @@ pub fn serve(
         arrivals: Mutex::default(),
         connections: Connections::new(hosts),
         postcopies: Arc::default(),
+        same_host: false,
     });
     let accepting = thread::Builder::new().name("peers".to_owned()).spawn({
         let shared = Arc::clone(&shared);
@@ -176,10 +179,20 @@ fn serve_one(
 ) -> Result<(), TurnedAway> {
     transport::tune(&stream)?;
     check_user(&shared.local.security, &stream)?;
-    let mut connection = shared.local.security.accept(stream)?;
+    let connection = shared.local.security.accept(stream)?;
     if connection.peer().is_some() {
         place.is_of_host();
     }
+    serve_connection(shared, connection, number, place)
+}
+
+/// Identifies a connection's purpose, and serves it to its end.
+fn serve_connection(
+    shared: &Shared,
+    mut connection: Connection,
+    number: u64,
+    place: &mut Place,
+) -> Result<(), TurnedAway> {
     let (kind, version) = greet(&mut connection)?;
     // An order has an answer of its own. A message about a switchover is always read: the VM may
     // depend on it, and a host that is removed may still have to learn what became of its own.

@@ -236,6 +236,15 @@ pub trait Arriving: Send {
     /// is called again.
     fn adopt(&mut self) -> Result<(), String>;
 
+    /// Called in place of [`Arriving::adopt`] if it died before it was adopted: where its former
+    /// QEMU is on the same host, that one may still have it.
+    ///
+    /// # Errors
+    /// As [`Arriving::adopt`].
+    fn lost(&mut self) -> Result<(), String> {
+        self.adopt()
+    }
+
     /// Called when its QEMU has said that it runs.
     fn runs(&self);
 

@@ -25,7 +25,7 @@ pub use crate::host::{
 };
 pub use crate::xen::{ArrivingDomain, DepartingDomain, XenHost, XlPipes, domain_of};
 pub use content::{Domain, Estimate, Sample, Tally};
-pub use destination::{KnownHosts, Server, serve};
+pub use destination::{KnownHosts, SameHost, Server, serve};
 pub use error::MigrationError;
 pub use examine::{ExamineError, Examined, examine, paths};
 pub use orders::Orders;

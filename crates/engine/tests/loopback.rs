@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use api::{MigrateRequest, Outcome, Phase, Progress, Report, TapChoice};
 use engine::{
-    Arriving, Host, Local, Migrated, Peer, Refusal, Resources, SourceVm, Unsettled, Watch,
+    Arriving, Host, Local, Migrated, Peer, Refusal, Resources, SameHost, SourceVm, Unsettled,
+    Watch,
 };
 use identity::{Authority, CertificateRequest, Identity, Security, Subject};
 use parking_lot::Mutex;
@@ -162,6 +163,8 @@ enum Known {
     Plain,
     /// With certificates; the source orders in this host's name.
     By(&'static str),
+    /// They are one.
+    Same,
 }
 
 /// A host with a certificate of the CA in `dir`.
@@ -180,7 +183,7 @@ fn secured(dir: &Path, name: &str) -> Security {
 fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
     let dir = TestDir::new();
     let (name, security) = match known {
-        Known::Plain => ("host-a", [Security::Plaintext, Security::Plaintext]),
+        Known::Plain | Known::Same => ("host-a", [Security::Plaintext, Security::Plaintext]),
         Known::By(name) => (*name, ["host-a", "host-b"].map(|host| secured(dir.path(), host))),
     };
     let [ours, theirs] = security;
@@ -217,14 +220,7 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
         taken_up: tell,
         watch: Arc::clone(&watch),
     };
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let local_b = local("host-b", theirs, sub("b-scratch"));
-    let server = engine::serve(listener, [], Arc::new(host), local_b).unwrap();
-    if matches!(does, Does::Stops) {
-        assert_eq!(server.wait_postcopies(Instant::now()), 0);
-    }
     let source = boot(&sub("a"), false);
-    let peer = Peer { name: "host-b".to_owned(), address: server.address(), nics: Vec::new() };
     let request: MigrateRequest = serde_json::from_value(serde_json::json!({
         "vm": "vm", "to": "host-b", "tap": tap, "accept_lost_writes": true,
     }))
@@ -236,10 +232,26 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
         share_domain: engine::Domain::default(),
     };
     let local_a = local(name, ours, sub("a-scratch"));
-    let migrated = engine::migrate(&local_a, &peer, vm, &request, &watch);
+    let migrated = if matches!(known, Known::Same) {
+        let same = SameHost::new(Arc::new(host), &local_a);
+        // Nothing listens there.
+        let address = ([127, 0, 0, 1], 1).into();
+        let peer = Peer { name: "host-a".to_owned(), address, nics: Vec::new() };
+        let migrated = engine::migrate(same.source(), &peer, vm, &request, &watch);
+        same.wait_ended();
+        migrated
+    } else {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let local_b = local("host-b", theirs, sub("b-scratch"));
+        let server = engine::serve(listener, [], Arc::new(host), local_b).unwrap();
+        if matches!(does, Does::Stops) {
+            assert_eq!(server.wait_postcopies(Instant::now()), 0);
+        }
+        let peer = Peer { name: "host-b".to_owned(), address: server.address(), nics: Vec::new() };
+        engine::migrate(&local_a, &peer, vm, &request, &watch)
+    };
     let Migrated { report, unsettled, decided } = migrated;
     assert!(matches!(does, Does::Fails) || unsettled.is_none() && decided);
-    drop(server);
     let journals = journals.contents().unwrap().len();
     let destination = here.lock().take();
     Ended { report, journals, source, destination, taken_up, _dir: dir }
@@ -265,6 +277,8 @@ fn a_vm_moves_by_each_kind_of_stream() {
         (TapChoice::Multifd, Known::Plain),
         (TapChoice::Classic, Known::Plain),
         (TapChoice::Multifd, Known::By("host-a")),
+        (TapChoice::Multifd, Known::Same),
+        (TapChoice::Classic, Known::Same),
     ];
     for (tap, known) in ways {
         let ended = migrate(tap, Does::Takes, &known);
@@ -282,7 +296,9 @@ fn a_vm_moves_by_each_kind_of_stream() {
 
 #[test]
 fn a_vm_that_is_refused_goes_on() {
-    stays(Does::Refuses("no room"), &Known::Plain, "no room");
+    for known in [Known::Plain, Known::Same] {
+        stays(Does::Refuses("no room"), &known, "no room");
+    }
 }
 
 #[test]

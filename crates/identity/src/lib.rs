@@ -53,7 +53,7 @@ pub use people::{Person, explain, notice_dead_peer, shown};
 pub use reader::Reader;
 pub use record::RecordError;
 pub use refusal::{CertificateProblem, Refusal};
-pub use security::Security;
+pub use security::{Security, WithinProcess};
 pub use socket::Closer;
 pub use subject::{NameError, Role, Subject, check_name};
 pub use writer::Writer;

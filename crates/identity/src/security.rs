@@ -1,6 +1,8 @@
 //! How agents communicate: with certificates, or in plaintext if the operator has
-//! configured that.
+//! configured that; and how one communicates with itself.
 
+use std::fmt;
+use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
 
@@ -18,6 +20,37 @@ pub enum Security {
     Plaintext,
     /// Mutual TLS.
     Tls(Arc<Identity>),
+    /// Nothing is encrypted, and the other end is in this process.
+    Within(WithinProcess),
+}
+
+/// Makes connections to another part of this process.
+#[derive(Clone)]
+pub struct WithinProcess(Arc<Connect>);
+
+type Connect = dyn Fn() -> io::Result<TcpStream> + Send + Sync;
+
+impl WithinProcess {
+    /// Each call of `connect` returns one end of a new pair of sockets, whose other end is served
+    /// already. A pair of unix sockets does: nothing but the address of an end differs.
+    #[must_use]
+    pub fn new(connect: impl Fn() -> io::Result<TcpStream> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(connect))
+    }
+
+    /// Makes a connection.
+    ///
+    /// # Errors
+    /// If the system has no sockets or threads left.
+    pub fn connect(&self) -> io::Result<TcpStream> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for WithinProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WithinProcess").finish_non_exhaustive()
+    }
 }
 
 impl Security {
@@ -27,7 +60,7 @@ impl Security {
     /// As [`Identity::connect`]; plaintext always works.
     pub fn connect(&self, stream: TcpStream, peer: &str) -> Result<Connection, HandshakeError> {
         match self {
-            Self::Plaintext => Ok(Connection::plain(stream)),
+            Self::Plaintext | Self::Within(_) => Ok(Connection::plain(stream)),
             Self::Tls(identity) => identity.connect(stream, peer),
         }
     }
@@ -45,6 +78,7 @@ impl Security {
                 Ok(Connection::plain(stream))
             }
             Self::Tls(identity) => identity.accept(stream),
+            Self::Within(_) => Ok(Connection::plain(stream)),
         }
     }
 
@@ -53,15 +87,21 @@ impl Security {
     #[must_use]
     pub fn refused(&self, refusal: Refusal) -> HandshakeError {
         match self {
-            Self::Plaintext => refusal.into(),
+            Self::Plaintext | Self::Within(_) => refusal.into(),
             Self::Tls(identity) => identity.refused(refusal),
         }
     }
 
-    /// Whether peers are authenticated and connections encrypted.
+    /// Whether peers are authenticated and connections encrypted, or never leave this process.
     #[must_use]
     pub fn is_secure(&self) -> bool {
-        matches!(self, Self::Tls(_))
+        matches!(self, Self::Tls(_) | Self::Within(_))
+    }
+
+    /// Whether the other end is in this process.
+    #[must_use]
+    pub fn is_within_process(&self) -> bool {
+        matches!(self, Self::Within(_))
     }
 }
 

@@ -31,7 +31,7 @@ mod verify;
 pub use facts::disks::{Allowed, Challenge, Format, Moving, Proof, Qcow2};
 
 pub(crate) use challenge::NETWORK;
-pub use challenge::challenges;
+pub use challenge::{ElsewhereError, challenges, check_names};
 pub use choose::{Choice, ChoiceError, WhichDisks, choose, without_moving};
 pub use cleanup::Cleanup;
 pub use content::GoesOn;

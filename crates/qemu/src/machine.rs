@@ -3,12 +3,14 @@
 mod error;
 mod found;
 mod guest;
+mod inherited;
 mod ram_files;
 mod replaced;
 mod started;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,7 +25,8 @@ use crate::shape;
 
 pub use error::StartError;
 pub use found::{attach, reopen};
-pub use started::{By, GuestPort, NO_GUEST_PORT, Start, UP_MAX, start, start_reporting};
+pub use inherited::{InheritError, InheritedSockets};
+pub use started::{By, GuestPort, NO_GUEST_PORT, Start, UP_MAX, start, start_next, start_reporting};
 
 /// How long QEMU may take to end by itself before it is killed.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
@@ -57,6 +60,8 @@ pub struct Machine {
     keeps_announce_timers: bool,
     /// Held while a thread uses the guest's port.
     port_turn: Mutex<()>,
+    /// See [`Machine::is_one_of_two`].
+    one_of_two: AtomicBool,
     socket: PathBuf,
     log: Option<PathBuf>,
 }
@@ -76,6 +81,9 @@ pub struct Record {
     /// Missing in earlier agents' records.
     #[serde(default)]
     keeps_announce_timers: bool,
+    /// See [`Machine::dir`]. None in earlier agents' records: the VM's own directory.
+    #[serde(default)]
+    dir: Option<PathBuf>,
 }
 
 impl Record {
@@ -96,6 +104,13 @@ impl Record {
     pub fn argv(&self) -> &[String] {
         &self.argv
     }
+
+    /// The directory for what must survive the agent; none in records of earlier agents, which had
+    /// one directory for each VM.
+    #[must_use]
+    pub fn dir(&self) -> Option<&Path> {
+        self.dir.as_deref()
+    }
 }
 
 impl Machine {
@@ -111,6 +126,7 @@ impl Machine {
             notes: self.notes.clone(),
             guest_port: self.guest_port,
             keeps_announce_timers: self.keeps_announce_timers,
+            dir: Some(self.dir.clone()),
         }
     }
 
@@ -132,6 +148,29 @@ impl Machine {
     #[must_use]
     pub fn runs_replaced_program(&self) -> bool {
         replaced::is_replaced(self.process.pid())
+    }
+
+    /// Whether it runs this file. False as well if that can't be read, and for a script, which is
+    /// another file than the program that it starts.
+    #[must_use]
+    pub fn runs_program(&self, program: &Path) -> bool {
+        replaced::runs(self.process.pid(), program)
+    }
+
+    /// Notes whether the VM has another QEMU on this host. Two have the same listening sockets: in
+    /// order, a QEMU ends by removing their names, so as long as there are two, it is killed.
+    pub fn is_one_of_two(&self, is: bool) {
+        self.one_of_two.store(is, Relaxed);
+    }
+
+    /// This QEMU, connected to again.
+    ///
+    /// # Errors
+    /// As [`reopen`].
+    pub fn reopened(&self) -> Result<Self, StartError> {
+        let again = reopen(&self.record(), &self.dir)?;
+        again.is_one_of_two(self.one_of_two.load(Relaxed));
+        Ok(again)
     }
 
     /// Variables of its environment that a QEMU lacks which an agent starts with its command line:
@@ -160,18 +199,16 @@ impl Machine {
         self.log.as_deref()
     }
 
-    /// Ends QEMU, and with it the VM: by QMP, else by force.
+    /// Ends QEMU, and with it the VM: by QMP, else by force; at once if it
+    /// [is one of two](Machine::is_one_of_two).
     ///
     /// # Errors
     /// If even the kernel can't end it in time.
     pub fn quit(&self) -> Result<(), ProcessError> {
-        match self.qmp.execute_within("quit", json!({}), QUIT_ASK) {
-            // It may be gone before its answer is read.
-            Ok(_) | Err(QmpError::Closed) => {}
-            Err(error) => {
-                tracing::warn!(pid = self.process.pid(), %error, "QEMU doesn't quit; ending it");
-                self.process.kill()?;
-            }
+        if self.one_of_two.load(Relaxed) {
+            self.process.kill()?;
+        } else {
+            self.ask_to_quit()?;
         }
         if self.process.wait_exited(QUIT_WAIT).is_err() {
             self.process.kill()?;
@@ -183,5 +220,16 @@ impl Machine {
             let _ = std::fs::remove_file(started::guest_socket(&self.dir));
         }
         Ok(())
+    }
+
+    fn ask_to_quit(&self) -> Result<(), ProcessError> {
+        match self.qmp.execute_within("quit", json!({}), QUIT_ASK) {
+            // It may be gone before its answer is read.
+            Ok(_) | Err(QmpError::Closed) => Ok(()),
+            Err(error) => {
+                tracing::warn!(pid = self.process.pid(), %error, "QEMU doesn't quit; ending it");
+                self.process.kill()
+            }
+        }
     }
 }

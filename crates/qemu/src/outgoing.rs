@@ -32,6 +32,7 @@ pub(crate) use settings::Settings;
 use wanted::{BANDWIDTH_HELD_BACK, BANDWIDTH_MAX, DOWNTIME_HELD_MS, DOWNTIME_MAX_MS};
 
 pub use acknowledgement::Hold;
+pub use before::forget_settings;
 pub use blockers::{blockers, check_blockers};
 pub use ending::{announce, make_up, resume};
 pub use progress::{Progress, Status};

@@ -6,7 +6,8 @@ use std::path::Path;
 use facts::program::Capabilities;
 
 use crate::command_line::{CommandLine, CommandLineError, Exclusive};
-use crate::machine::Machine;
+use crate::disks::{ElsewhereError, check_names};
+use crate::machine::{InheritError, InheritedSockets, Machine};
 use crate::outgoing;
 use crate::qmp::{MemoryBackend, QmpError};
 use crate::room::{Needs, NoRoom, host_memory};
@@ -41,8 +42,11 @@ pub struct Known {
     pub devices: Vec<String>,
     /// Why QEMU can't migrate it.
     pub blockers: Vec<String>,
-    /// What this host lacks for a second copy of the RAM that only its QEMU can map; none if
-    /// nothing.
+    /// The ids of backends in files that another QEMU would write to as well.
+    pub in_files: Vec<String>,
+    /// Why another QEMU can't have the same sockets or images.
+    pub apart: Vec<Obstacle>,
+    /// What this host lacks for a second copy of its RAM; none if nothing.
     pub no_room: Option<NoRoom>,
 }
 
@@ -75,6 +79,21 @@ pub enum Obstacle {
     /// Two QEMUs can't have it.
     #[error(transparent)]
     Exclusive(#[from] Exclusive),
+    /// The other QEMU can't get a socket.
+    #[error(transparent)]
+    Inherit(#[from] InheritError),
+    /// The other QEMU would have another image.
+    #[error(transparent)]
+    Elsewhere(#[from] ElsewhereError),
+    /// RAM that can't be copied.
+    #[error(
+        "its RAM {id} is in a file that another QEMU would write to as well: this release copies \
+         RAM, and can't hand it over yet"
+    )]
+    InFile {
+        /// Its backend.
+        id: String,
+    },
     /// Two QEMUs can't have that device.
     #[error("{kind} has a device of the host for itself")]
     OfHost {
@@ -124,17 +143,22 @@ impl Known {
     pub fn of(machine: &Machine) -> Result<Self, QmpError> {
         let qmp = &machine.qmp;
         let devices = shape::plugged(qmp, "")?;
+        let shape = shape::of(qmp)?;
+        let named = check_names(&shape).err().map(Obstacle::from);
+        let inherited = InheritedSockets::of(machine).err().map(Obstacle::from);
         let known = Self {
             argv: machine.argv.clone(),
             version: qmp.version(),
-            machine: shape::machine_of(qmp)?,
+            machine: shape.machine,
             ram_bytes: qmp.ram_bytes()?,
             backends: qmp.memory_backends()?,
             devices: devices.into_iter().map(|(_, kind)| kind).collect(),
             blockers: outgoing::blockers(qmp)?,
+            in_files: in_files(&machine.argv, &machine.cwd),
+            apart: named.into_iter().chain(inherited).collect(),
             no_room: None,
         };
-        let no_room = known.check_room(&qmp.unplugged()?, &machine.cwd).err();
+        let no_room = known.check_room(&shape.unplugged, &machine.cwd).err();
         Ok(Self { no_room, ..known })
     }
 
@@ -142,7 +166,22 @@ impl Known {
         // A command line that can't be used is an obstacle of its own.
         let Ok(line) = CommandLine::parse(&self.argv) else { return Ok(()) };
         let host = host_memory();
-        Needs::of(&line, &self.private(&line), unplugged, cwd, &host).fit(&host, false)
+        Needs::of(&line, &self.memory(|_| true), unplugged, cwd, &host).fit(&host, false)
+    }
+
+    /// How it gets a QEMU with these capabilities by this release, which copies all RAM.
+    #[must_use]
+    pub fn plan_copy(&self, next: &Capabilities) -> Plan {
+        let plan = self.plan(next);
+        if matches!(plan, Plan::Not { .. }) {
+            return plan;
+        }
+        if !self.in_files.is_empty() {
+            let reasons = self.in_files.iter().map(|id| Obstacle::InFile { id: id.clone() });
+            return Plan::Not { reasons: reasons.collect() };
+        }
+        let all = self.memory(|_| true);
+        Plan::Copied { bytes: all.iter().fold(0, |sum: u64, one| sum.saturating_add(one.bytes)) }
     }
 
     /// How it can get a QEMU with these capabilities.
@@ -180,6 +219,7 @@ impl Known {
             }
         }
         obstacles.extend(line.exclusive().into_iter().map(Obstacle::from));
+        obstacles.extend(self.apart.iter().cloned());
         obstacles.extend(self.no_room.as_ref().map(|no_room| match *no_room {
             NoRoom::Pages { needed, available } => Obstacle::Room { needed, free: available },
             NoRoom::Huge { page_bytes, needed, free } => Obstacle::Room {
@@ -214,119 +254,30 @@ impl Known {
                     _ => false,
                 }
         };
+        self.memory(|backend| !is_left_out(backend))
+    }
+
+    /// Its RAM in these backends, and in none.
+    fn memory(&self, of: impl Fn(&MemoryBackend) -> bool) -> Vec<Memory> {
         let listed = self.backends.iter().fold(0, |sum: u64, one| sum.saturating_add(one.bytes));
         // Where QEMU doesn't list its base memory.
         let base = Memory { id: String::new(), bytes: self.ram_bytes.saturating_sub(listed) };
-        let private = self.backends.iter().filter(|one| !is_left_out(one));
-        let private = private.map(|one| Memory { id: one.id.clone(), bytes: one.bytes });
-        private.chain([base]).collect()
+        let those = self.backends.iter().filter(|one| of(one));
+        let those = those.map(|one| Memory { id: one.id.clone(), bytes: one.bytes });
+        those.chain([base]).collect()
     }
+}
+
+/// The ids of backends in files that each QEMU with that command line would write to. In a
+/// directory, and from the agent, each gets a file of its own.
+fn in_files(argv: &[String], cwd: &Path) -> Vec<String> {
+    // A command line that can't be used is an obstacle of its own.
+    let backends = CommandLine::parse(argv).map(|line| line.backends()).unwrap_or_default();
+    let is_named = |path: &String| !cwd.join(path).is_dir();
+    let shared = backends.into_iter().filter(|backend| backend.kind == FILE && backend.share);
+    let named = shared.filter(|backend| backend.path.as_ref().is_some_and(is_named));
+    named.map(|backend| backend.id).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use facts::program::{CpuModel, MachineType};
-
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-    const MACHINE: &str = "pc-q35-7.2";
-
-    fn backend(id: &str, mib: u64, share: bool) -> MemoryBackend {
-        MemoryBackend { id: id.to_owned(), bytes: mib * MIB, share }
-    }
-
-    fn known(line: &str, backends: Vec<MemoryBackend>) -> Known {
-        Known {
-            argv: line.split_whitespace().map(str::to_owned).collect(),
-            version: (10, 0, 2),
-            machine: MACHINE.to_owned(),
-            ram_bytes: backends.iter().map(|one| one.bytes).sum(),
-            backends,
-            ..Known::default()
-        }
-    }
-
-    fn next() -> Capabilities {
-        let machine = MachineType { name: MACHINE.to_owned(), alias: None, deprecated: false };
-        let cpu = CpuModel { name: "Haswell".to_owned(), unavailable: Vec::new() };
-        Capabilities {
-            version: (11, 1, 3),
-            machines: vec![machine],
-            cpus: vec![cpu],
-            ..Capabilities::default()
-        }
-    }
-
-    fn reasons(known: &Known) -> Vec<String> {
-        match known.plan(&next()) {
-            Plan::Not { reasons } => reasons.iter().map(ToString::to_string).collect(),
-            plan => panic!("{plan:?}"),
-        }
-    }
-
-    #[test]
-    fn shared_files_are_handed_over_and_private_memory_is_copied() {
-        let plan = |version, line: &str, backends| {
-            Known { version, ..known(line, backends) }.plan(&next())
-        };
-        let file = "qemu -object memory-backend-file,id=r,size=64M,share=on,mem-path=/ram";
-        let memfd = "qemu -object memory-backend-memfd,id=r,size=64M";
-        let made = "qemu -object memory-backend-file,id=r,size=64M,share=on,\
-                    mem-path=/proc/self/fd/droveway-ram";
-        let copied = |mib| Plan::Copied { bytes: mib * MIB };
-        for (version, line, backends, expected) in [
-            ((10, 0, 2), file, vec![backend("r", 64, true)], Plan::HandedOver),
-            ((7, 2, 22), file, vec![backend("r", 64, true)], Plan::HandedOver),
-            // Mapped privately, whatever the file is.
-            ((10, 0, 2), file, vec![backend("r", 64, false)], copied(64)),
-            ((7, 2, 22), memfd, vec![backend("r", 64, true)], Plan::HandedOver),
-            ((10, 0, 2), memfd, vec![backend("r", 64, true)], copied(64)),
-            ((10, 0, 2), "qemu -m 64", vec![backend("pc.ram", 64, false)], copied(64)),
-            ((10, 0, 2), made, vec![backend("r", 64, true)], Plan::HandedOver),
-            ((7, 2, 22), made, vec![backend("r", 64, true)], Plan::HandedOver),
-            // Plugged in since.
-            ((10, 0, 2), file, vec![backend("r", 64, true), backend("more", 32, true)], copied(32)),
-        ] {
-            assert_eq!(plan(version, line, backends), expected, "{version:?}: {line}");
-        }
-        let unlisted = Known { ram_bytes: 96 * MIB, ..known(file, vec![backend("r", 64, true)]) };
-        assert_eq!(unlisted.plan(&next()), copied(32));
-    }
-
-    #[test]
-    fn what_forbids_it_is_named() {
-        let plain = || known("qemu -cpu Haswell,+aes", vec![backend("pc.ram", 64, false)]);
-        assert_eq!(plain().plan(&next()), Plan::Copied { bytes: 64 * MIB });
-        let vm = Known { blockers: vec!["0000:00:04.0/nvme".to_owned()], ..plain() };
-        assert_eq!(reasons(&vm), ["QEMU can't migrate it: 0000:00:04.0/nvme"]);
-        let devices = ["virtio-net-pci", "vfio-pci-nohotplug", "vhost-user-fs-pci"];
-        let vm = Known { devices: devices.map(str::to_owned).to_vec(), ..plain() };
-        let expected = [
-            "vfio-pci-nohotplug has a device of the host for itself",
-            "the back end of vhost-user-fs-pci serves one QEMU",
-        ];
-        assert_eq!(reasons(&vm), expected);
-        let vm = known("qemu -serial unix:/s,server=on", Vec::new());
-        assert_eq!(reasons(&vm), ["-serial is connected to something outside of QEMU"]);
-        let no_room = NoRoom::Pages { needed: 64 * MIB, available: 16 * MIB };
-        let vm = Known { no_room: Some(no_room), ..plain() };
-        assert_eq!(reasons(&vm), ["a copy of its RAM takes 64 MiB, and this host has 16 MiB"]);
-        let no_room = NoRoom::Huge { page_bytes: 2 * MIB, needed: 32, free: 4 };
-        let vm = Known { no_room: Some(no_room), ..plain() };
-        assert_eq!(reasons(&vm), ["a copy of its RAM takes 64 MiB, and this host has 8 MiB"]);
-        let vm = Known { machine: "pc-q35-12.0".to_owned(), ..plain() };
-        assert_eq!(reasons(&vm), ["QEMU 11.1.3 doesn't know the machine type pc-q35-12.0"]);
-        let vm = known("qemu -cpu Later", Vec::new());
-        assert_eq!(reasons(&vm), ["QEMU 11.1.3 doesn't know the CPU model Later"]);
-        let vm = known("qemu -m", Vec::new());
-        assert_eq!(reasons(&vm), ["its command line can't be used: -m needs an argument"]);
-    }
-
-    #[test]
-    fn of_libvirts_vms_only_libvirt_is_named() {
-        let line = "qemu -chardev socket,id=charmonitor,fd=22,server=on,wait=off -vnc :1 -m 64";
-        let vm = known(line, Vec::new());
-        assert_eq!(vm.plan(&next()), Plan::Not { reasons: vec![Obstacle::Libvirt] });
-    }
-}
+mod tests;

@@ -10,10 +10,10 @@ use crate::{amount, date, full_stop};
 pub fn sentences(report: &Report) -> String {
     let mut out = match &report.outcome {
         Outcome::Done => done(report),
-        Outcome::Failed(reason) => failed(&report.vm, &report.to, report.in_doubt, reason),
-        Outcome::Cancelled => {
-            format!("Cancelled. {} continues at {}.", report.vm, report.from)
+        Outcome::Failed(reason) => {
+            failed(&report.vm, [&report.from, &report.to], report.in_doubt, reason)
         }
+        Outcome::Cancelled => cancelled(&report.vm, [&report.from, &report.to]),
     };
     for note in &report.notes {
         out.push_str("\nNote: ");
@@ -30,20 +30,34 @@ pub fn sentences(report: &Report) -> String {
 pub fn without_report(last: &Progress) -> String {
     match &last.outcome {
         Some(Outcome::Done) => format!("{} runs on {}.", last.vm, last.to),
-        Some(Outcome::Failed(reason)) => failed(&last.vm, &last.to, last.in_doubt, reason),
-        Some(Outcome::Cancelled) | None => {
-            format!("Cancelled. {} continues at {}.", last.vm, last.from)
+        Some(Outcome::Failed(reason)) => {
+            failed(&last.vm, [&last.from, &last.to], last.in_doubt, reason)
         }
+        Some(Outcome::Cancelled) | None => cancelled(&last.vm, [&last.from, &last.to]),
+    }
+}
+
+/// Whether the VM was to get another QEMU on its host.
+fn is_within_host([from, to]: [&String; 2]) -> bool {
+    from == to
+}
+
+fn cancelled(vm: &str, hosts: [&String; 2]) -> String {
+    match is_within_host(hosts) {
+        true => format!("Cancelled. {vm} continues in its former QEMU."),
+        false => format!("Cancelled. {vm} continues at {}.", hosts[0]),
     }
 }
 
 /// A VM in doubt may be at the destination.
-fn failed(vm: &str, to: &str, in_doubt: bool, reason: &str) -> String {
+fn failed(vm: &str, hosts: [&String; 2], in_doubt: bool, reason: &str) -> String {
     let reason = full_stop(reason);
     if in_doubt {
         format!("{vm} is in doubt: {reason}")
+    } else if is_within_host(hosts) {
+        format!("{vm} did not get another QEMU: {reason}")
     } else {
-        format!("{vm} was not moved to {to}: {reason}")
+        format!("{vm} was not moved to {}: {reason}", hosts[1])
     }
 }
 
@@ -61,16 +75,25 @@ fn done(report: &Report) -> String {
     if let Some(settled) = settled(report) {
         return settled;
     }
+    let within = is_within_host([&report.from, &report.to]);
+    let place = match within {
+        true => format!("{}, in QEMU {}", report.to, report.qemu[1]),
+        false => report.to.clone(),
+    };
     let gone = match report.downtime_ms {
         Some(ms) => format!(
-            "{} runs on {}. Downtime {} (goal {}).",
+            "{} runs on {place}. Downtime {} (goal {}).",
             report.vm,
-            report.to,
             amount::milliseconds(ms),
             goal(report)
         ),
-        None => format!("{} is on {}, paused as it was.", report.vm, report.to),
+        None => format!("{} is on {place}, paused as it was.", report.vm),
     };
+    if within {
+        let (size, total) = (amount::size(report.ram_bytes), amount::seconds(report.total_s));
+        let passes = passes(report);
+        return format!("{gone} {size} of RAM copied {passes}in {total}.{}", slowed(report));
+    }
     let moved = format!(
         "{} of RAM moved in {} as {} on the wire, {}over {}.",
         amount::size(report.ram_bytes),
@@ -135,6 +158,23 @@ mod tests {
     fn a_failure_says_where_the_vm_is_not() {
         let report = Report { outcome: Outcome::Failed("no room".to_owned()), ..example() };
         assert!(sentences(&report).starts_with("web1 was not moved to host-b: no room."));
+    }
+
+    #[test]
+    fn a_vm_that_got_another_qemu_is_not_said_to_have_moved() {
+        let qemu = ["10.0.2", "11.1.3"].map(str::to_owned);
+        let report = Report { to: example().from, qemu, ..example() };
+        let text = sentences(&report);
+        assert!(text.starts_with("web1 runs on host-a, in QEMU 11.1.3. Downtime 38 ms"), "{text}");
+        assert!(text.contains("1.00 GiB of RAM copied in") && !text.contains("wire"), "{text}");
+        let failed = Outcome::Failed("no room".to_owned());
+        for (outcome, told) in [
+            (failed, "web1 did not get another QEMU: no room."),
+            (Outcome::Cancelled, "Cancelled. web1 continues in its former QEMU."),
+        ] {
+            let text = sentences(&Report { outcome, ..report.clone() });
+            assert!(text.starts_with(told), "{text}");
+        }
     }
 
     #[test]

@@ -133,4 +133,37 @@ impl Doubt {
             ),
         }
     }
+
+    /// As [`Doubt::advice`], of a migration within one host: no other host has the VM.
+    #[must_use]
+    pub fn advice_within_host(&self, vm: &str) -> String {
+        let former = format!("`droveway resolve {vm} --here` has it continue in its former QEMU");
+        let next = format!("`droveway resolve {vm} --there` gives it to the next one");
+        match self {
+            Self::CannotGoOn { .. } | Self::CannotNote { .. } => self.advice(vm, "this host"),
+            Self::LostThere { reason } => format!(
+                "the next QEMU of {vm} ended when it had been ordered to run it ({reason}). The \
+                 former one still has {vm} as it was before: its disks may have changed since, and \
+                 running it would damage them. If they can't have changed: {former}. Otherwise end \
+                 that one too (`droveway resolve {vm} --there`), and start {vm} again"
+            ),
+            Self::CannotRun { reason } => format!(
+                "{vm} was given to its next QEMU, which does not run it ({reason}); the agent \
+                 retries. To do without: {former}"
+            ),
+            Self::RunsHere | Self::RunsThereToo | Self::RunsAtBoth => format!(
+                "{vm} was given to its next QEMU, and yet its former one runs it: something sent \
+                 `cont` to that one. The agent ends neither: {next} and ends the former one; end \
+                 the process of the next one, and {former}. Check its disks"
+            ),
+            Self::TakenBack { reason } | Self::TakenBackMeanwhile { reason } => format!(
+                "{vm} was given to its next QEMU, and was taken back by its former one ({reason}): \
+                 {former}, {next}. Check its disks"
+            ),
+            Self::Unanswered | Self::UnknownThere | Self::NoVerdict => format!(
+                "it is not settled which of its two QEMUs has {vm}, and neither runs it: the \
+                 journal of one of them can't be read. {former}, {next}"
+            ),
+        }
+    }
 }

@@ -65,7 +65,7 @@ fn connect_speaking(
     let mut offered = versions;
     loop {
         let connection = security
-            .connect(open(endpoint)?, peer)
+            .connect(open(endpoint, security)?, peer)
             .map_err(|source| LaneError::Handshake { remote, source })?;
         let preamble = Preamble { kind, versions: offered };
         match introduce(connection, remote, security, preamble)? {
@@ -89,9 +89,12 @@ enum Introduced {
     Speaks(Versions),
 }
 
-fn open(endpoint: Endpoint) -> Result<TcpStream, LaneError> {
+fn open(endpoint: Endpoint, security: &Security) -> Result<TcpStream, LaneError> {
     let Endpoint { local, remote } = endpoint;
     let failed = |source| LaneError::Connect { remote, source };
+    if let Security::Within(process) = security {
+        return process.connect().map_err(failed);
+    }
     let socket = Socket::new(Domain::for_address(remote), Type::STREAM, Some(Protocol::TCP))
         .map_err(failed)?;
     if let Some(local) = local {
@@ -166,11 +169,40 @@ fn turned_away(remote: SocketAddr, security: &Security, source: std::io::Error) 
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
     use std::thread;
+
+    use identity::WithinProcess;
 
     use super::*;
 
     const BOTH: Versions = Versions { oldest: 4, newest: 5 };
+
+    /// No address is connected to, and the other end is no TCP socket.
+    #[test]
+    fn a_connection_within_the_process_is_introduced_like_any_other() {
+        let (tell, ends) = std::sync::mpsc::channel();
+        let process = WithinProcess::new(move || {
+            let (ours, theirs) = UnixStream::pair()?;
+            let mut theirs = TcpStream::from(OwnedFd::from(theirs));
+            let tell = tell.clone();
+            thread::spawn(move || {
+                let mut preamble = [0; Preamble::BYTES];
+                theirs.read_exact(&mut preamble).unwrap();
+                theirs.write_all(&this_release(&preamble)).unwrap();
+                theirs.read_exact(&mut preamble[..1]).unwrap();
+                tell.send(preamble[0]).unwrap();
+            });
+            Ok(TcpStream::from(OwnedFd::from(ours)))
+        });
+        let endpoint = Endpoint { local: None, remote: ([127, 0, 0, 1], 1).into() };
+        let security = Security::Within(process);
+        let mut connection = connect(endpoint, "here", &security, Kind::Control).unwrap();
+        connection.write_all(&[7]).unwrap();
+        assert_eq!(ends.recv(), Ok(7));
+        assert_eq!(connection.peer(), None);
+    }
 
     /// An agent's answer to a preamble.
     type Answers = fn(&[u8; Preamble::BYTES]) -> [u8; Reply::BYTES];

@@ -6,7 +6,7 @@ use api::{
     AttachRequest, Bounds, BoundsChange, Event, Examination, GangProgress, GangReport, GangRequest,
     GangStarted, HostCensus, HostInfo, MigrateRequest, MigrationStarted, PlanUpgradeRequest,
     PredictRequest, Prediction, Progress, Report, ResolveRequest, RunRequest, StopHow, Stopped,
-    UpgradePlan, VmSummary,
+    UpgradePlan, UpgradeRequest, VmSummary,
 };
 use axum::Json;
 use serde_json::Value;
@@ -72,6 +72,10 @@ pub(super) fn routes() -> Vec<Route> {
             .about("How a VM could get another QEMU on this host, or why not; changes nothing")
             .takes::<PlanUpgradeRequest>()
             .answers::<UpgradePlan>(),
+        Route::post("/v1/vms/{name}/upgrade", "upgrade_vm", vms::upgrade)
+            .about("Starts to give a VM another QEMU on this host: a migration within it")
+            .takes::<UpgradeRequest>()
+            .makes::<MigrationStarted>(),
         Route::get("/v1/migrations", "list_migrations", migrations::list)
             .about("Migrations from this host, the latest first")
             .answers_many::<Progress>(),

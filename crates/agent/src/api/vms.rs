@@ -1,8 +1,8 @@
 //! VMs in the API, `/v1/vms`.
 
 use api::{
-    AttachRequest, PlanUpgradeRequest, PredictRequest, Prediction, ResolveRequest, RunRequest,
-    StopHow, Stopped, UpgradePlan, VmSummary,
+    AttachRequest, MigrationStarted, PlanUpgradeRequest, PredictRequest, Prediction,
+    ResolveRequest, RunRequest, StopHow, Stopped, UpgradePlan, UpgradeRequest, VmSummary,
 };
 use axum::extract::State;
 use axum::http::Method;
@@ -113,4 +113,14 @@ pub(super) async fn plan_upgrade(
     Body(request): Body<PlanUpgradeRequest>,
 ) -> Answer<UpgradePlan> {
     blocking(move || api.plan_upgrade(&name, &request)).await.map(Json)
+}
+
+pub(super) async fn upgrade(
+    State(api): State<Api>,
+    Name(name): Name,
+    Body(request): Body<UpgradeRequest>,
+) -> Created<MigrationStarted> {
+    api.check_open()?;
+    let id = blocking(move || api.upgrade(&name, request)).await?;
+    Ok(created(MigrationStarted { id }))
 }

@@ -2,6 +2,7 @@
 //! description, and compares it with that description.
 
 pub(crate) mod fitness;
+mod next;
 mod published;
 mod taps;
 
@@ -29,6 +30,7 @@ use crate::peers::Peers;
 use crate::vms::record::Standing;
 use crate::vms::registry::{Claim, Registry, check_domain};
 use fitness::QemuToStart;
+pub(crate) use next::NextHost;
 use published::PublishedArrival;
 
 /// Disks of one VM; the check reads storage for each.

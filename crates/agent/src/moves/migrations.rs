@@ -5,6 +5,7 @@ mod asked;
 mod happenings;
 mod orders;
 mod routes;
+mod upgrades;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -174,8 +175,20 @@ impl Migrations {
     }
 
     fn begin(self: &Arc<Self>, id: &str, mut request: MigrateRequest) -> Result<(), Denied> {
-        let peer = self.peer(&request.to)?;
+        let (peer, its) = (self.peer(&request.to)?, id.to_owned());
         request.bounds.cpu_floor = self.cpu_floor(&request)?;
+        self.begin_with(id, request, move |this, vm, request, watch| {
+            this.perform(&its, &peer, vm, request, watch);
+        })
+    }
+
+    /// Reserves the VM, and has `perform` move it on a thread of its own.
+    fn begin_with(
+        self: &Arc<Self>,
+        id: &str,
+        request: MigrateRequest,
+        perform: impl FnOnce(&Self, &Arc<Vm>, &MigrateRequest, &Arc<Watch>) + Send + 'static,
+    ) -> Result<(), Denied> {
         api::check_times(request.downtime_ms, request.blackout_max_s, request.timeout_s)
             .map_err(Denied::Invalid)?;
         request.slowing.check().map_err(|error| Denied::Invalid(error.to_string()))?;
@@ -198,8 +211,8 @@ impl Migrations {
         let taken = request.vm.clone();
         let span = data_threads::migration_span(id, &taken);
         let spawned = thread::Builder::new().name(format!("move-{id}")).spawn({
-            let (this, watch, id) = (Arc::clone(self), Arc::clone(&watch), id.to_owned());
-            move || span.in_scope(|| this.perform(&id, &peer, &vm, &request, &watch))
+            let (this, watch) = (Arc::clone(self), Arc::clone(&watch));
+            move || span.in_scope(|| perform(&this, &vm, &request, &watch))
         });
         let thread = match spawned {
             Ok(thread) => thread,
@@ -262,29 +275,13 @@ impl Migrations {
     ) {
         self.events.publish(began(watch));
         let ran = self.registry.is_running(&vm.name);
-        let migrated = match vm.machine() {
-            Some(machine) => {
-                let cwd = machine.cwd.to_string_lossy().into_owned();
-                let (name, share_domain) = (vm.name.clone(), Domain(vm.share_domain.clone()));
-                let source = SourceVm { name, machine, cwd, share_domain };
-                let moved = catch_unwind(AssertUnwindSafe(|| {
-                    (self.mover)(&self.local, peer, source, request, watch)
-                }));
-                moved.unwrap_or_else(|_| self.after_fault(vm, watch))
-            }
-            None => fault(watch, "its QEMU has ended"),
-        };
-        let Migrated { report, unsettled, decided } = migrated;
-        match (&report.outcome, &unsettled) {
+        let Migrated { report, unsettled, decided } =
+            self.run(&self.local, peer, vm, request, watch);
+        match &report.outcome {
             _ if !decided => {}
-            (Outcome::Done, _) => self.registry.moved(&vm.name),
-            (outcome, _) => {
-                if let Outcome::Failed(why) = outcome
-                    && ran
-                    && !self.registry.is_running(&vm.name)
-                {
-                    vm.stopped_by(format!("stopped since migration {id} failed: {why}"));
-                }
+            Outcome::Done => self.registry.moved(&vm.name),
+            outcome => {
+                self.note_stop(id, vm, ran, outcome);
                 self.registry.stays(&vm.name);
             }
         }
@@ -292,6 +289,35 @@ impl Migrations {
             self.settlers.leaving(driver, vm, decided);
         }
         self.keep(id, report);
+    }
+
+    /// Moves a VM, until it is decided who has it or the connection is lost.
+    fn run(
+        &self,
+        local: &Local,
+        peer: &Peer,
+        vm: &Arc<Vm>,
+        request: &MigrateRequest,
+        watch: &Arc<Watch>,
+    ) -> Migrated {
+        let Some(machine) = vm.machine() else { return fault(watch, "its QEMU has ended") };
+        let cwd = machine.cwd.to_string_lossy().into_owned();
+        let (name, share_domain) = (vm.name.clone(), Domain(vm.share_domain.clone()));
+        let source = SourceVm { name, machine, cwd, share_domain };
+        let moved = catch_unwind(AssertUnwindSafe(|| {
+            (self.mover)(local, peer, source, request, watch)
+        }));
+        moved.unwrap_or_else(|_| self.after_fault(vm, watch))
+    }
+
+    /// Notes why a VM that `ran` and did not move doesn't run any more.
+    fn note_stop(&self, id: &str, vm: &Vm, ran: bool, outcome: &Outcome) {
+        if let Outcome::Failed(why) = outcome
+            && ran
+            && !self.registry.is_running(&vm.name)
+        {
+            vm.stopped_by(format!("stopped since migration {id} failed: {why}"));
+        }
     }
 
     /// Handles a panic in the engine.

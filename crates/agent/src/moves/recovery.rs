@@ -6,12 +6,14 @@
 //! operator's decision, and shows the operator what is in doubt.
 
 mod case;
+mod decide;
 mod destination_effects;
 pub(crate) mod inquiring;
 pub(crate) mod kept;
 mod restart;
 mod source_effects;
 mod thread;
+mod within;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -19,14 +21,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use api::{ErrorCode, Happening, ResolveRequest, ResolveSide, VmSummary};
+use api::{ErrorCode, Happening};
 use crossbeam_channel::{Sender, bounded, unbounded};
 use engine::Unsettled;
 use identity::Security;
 use parking_lot::Mutex;
 use switchover::Kept;
 use switchover::journal::{JournalDir, Opened, Side};
-use switchover::{MigrationId, Resolution, source};
+use switchover::{MigrationId, source};
 use wire::{Inquiry, SwitchoverMessage};
 
 use crate::denied::Denied;
@@ -44,8 +46,6 @@ use thread::{Request, Settler, is_about};
 ///
 /// A later answer is sent on a connection that this agent opens.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
-/// For the effects of an operator's decision: QEMU may have to end.
-const RESOLVE_MAX: Duration = Duration::from_secs(60);
 
 /// The most journals for one more VM to arrive: each is a file, and a thread until both hosts agree.
 const JOURNALS_MAX: usize = 2048;
@@ -202,7 +202,8 @@ impl Settlers {
     pub(crate) fn coming(self: &Arc<Self>, left: Unsettled) {
         let Unsettled { driver, machine, incoming, arriving } = left;
         let opened = driver.journal().opened().clone();
-        if arriving.is_some() {
+        // Within this host, the thread of the migration sees to that: the VM has not left yet.
+        if arriving.is_some() && !opened.is_within_host() {
             self.registry.unsettled(&opened.vm);
         }
         let (registry, place) = (Arc::clone(&self.registry), arriving.map(Place::Live));
@@ -242,7 +243,19 @@ impl Settlers {
     }
 
     fn close_desk(&self, opened: &Opened, side: Side) {
-        self.desks.lock().remove(&(opened.migration.clone(), side));
+        let mut desks = self.desks.lock();
+        desks.remove(&(opened.migration.clone(), side));
+        // The VM is free when both sides are settled. One may have no thread yet.
+        let other = match side {
+            Side::Source => Side::Destination,
+            Side::Destination => Side::Source,
+        };
+        if opened.is_within_host()
+            && !within::has_any(&desks, &opened.vm)
+            && !self.journals.keeps(&opened.migration, other)
+        {
+            self.registry.settled_here(&opened.vm);
+        }
     }
 
     /// Handles another agent's message about a switchover; returns the answer, if there is one
@@ -251,6 +264,11 @@ impl Settlers {
         let Inquiry { from, message } = inquiry;
         let (id, side) = (message.migration().clone(), message.to());
         let tell = match self.desks.lock().get(&(id.clone(), side)) {
+            // Both sides of a migration within this host are here.
+            Some(desk) if desk.opened.is_within_host() => {
+                tracing::warn!(from, %id, "ignoring a message about a switchover within this host");
+                return None;
+            }
             Some(desk) if desk.opened.peer == from => Some(desk.tell.clone()),
             Some(desk) => {
                 let of = &desk.opened.peer;
@@ -274,86 +292,6 @@ impl Settlers {
         answer.recv_timeout(ANSWER_MAX).ok().flatten()
     }
 
-    /// Applies the operator's decision about a VM in doubt.
-    ///
-    /// Returns the VM's state after it; none if the VM belongs to the other host and is already
-    /// removed here.
-    pub(crate) fn decide(
-        &self,
-        name: &str,
-        request: ResolveRequest,
-    ) -> Result<Option<VmSummary>, Denied> {
-        self.registry.show(name)?;
-        if self.registry.is_unreadable(name) && !self.registry.is_unsettled(name) {
-            return self.decide_unreadable(name, request);
-        }
-        let resolution = match request.side {
-            ResolveSide::Here => Resolution::Here,
-            ResolveSide::There => Resolution::There,
-        };
-        if !request.certain {
-            let text = match resolution {
-                Resolution::Here => format!(
-                    "first make sure that {name} can no longer run on the other host, and confirm \
-                     it"
-                ),
-                Resolution::There => {
-                    format!("first make sure that {name} runs on the other host, and confirm it")
-                }
-            };
-            return Err(Denied::Coded(ErrorCode::NotCertain, text));
-        }
-        self.resolve(name, resolution)?;
-        Ok(self.registry.show(name).ok())
-    }
-
-    /// As [`Settlers::decide`], for a VM whose record can't be read or used.
-    fn decide_unreadable(
-        &self,
-        name: &str,
-        request: ResolveRequest,
-    ) -> Result<Option<VmSummary>, Denied> {
-        match request.side {
-            ResolveSide::Here if request.certain => self.registry.take_again(name).map(Some),
-            ResolveSide::There if request.certain => {
-                self.registry.forget_unreadable(name).map(|()| None)
-            }
-            ResolveSide::Here => Err(Denied::Coded(
-                ErrorCode::NotCertain,
-                format!("first make sure that {name} can't run on another host, and confirm it"),
-            )),
-            ResolveSide::There => Err(Denied::Coded(
-                ErrorCode::NotCertain,
-                format!("first make sure that {name} doesn't run here"),
-            )),
-        }
-    }
-
-    fn resolve(&self, vm: &str, resolution: Resolution) -> Result<(), Denied> {
-        let known = self.registry.vm(vm);
-        let desks: Vec<_> = {
-            let desks = self.desks.lock();
-            let theirs = desks.values().filter(|desk| desk.is_of(vm, known.as_deref()));
-            theirs.map(|desk| desk.tell.clone()).collect()
-        };
-        let text = format!("{vm} is not in doubt: there is nothing to decide");
-        let mut denied = Denied::Coded(ErrorCode::VmNotInDoubt, text);
-        for tell in desks {
-            let (reply, done) = bounded(1);
-            if tell.send(Request::Resolve(resolution, reply)).is_err() {
-                continue;
-            }
-            match done.recv_timeout(RESOLVE_MAX) {
-                Ok(Ok(())) => return Ok(()),
-                Ok(Err(reason)) => denied = reason,
-                Err(_) => {
-                    denied = Denied::Local(format!("{vm}: not settled yet; check again soon"));
-                }
-            }
-        }
-        Err(denied)
-    }
-
     /// Notes that the owner is about to stop or move a VM that arrived here: its further fate
     /// no longer concerns the switchover of its arrival.
     pub(crate) fn left(&self, vm: &str) {
@@ -369,7 +307,10 @@ impl Settlers {
     pub(crate) fn keeps_here(&self, vm: &str) -> Result<(), Denied> {
         let known = self.registry.vm(vm);
         let desks = self.desks.lock();
-        let mut leaving = desks.iter().filter(|((_, side), _)| *side == Side::Source);
+        // Within this host, the VM is in doubt meanwhile.
+        let mut leaving = desks.iter().filter(|((_, side), desk)| {
+            *side == Side::Source && !desk.opened.is_within_host()
+        });
         match leaving.find(|(_, desk)| desk.is_of(vm, known.as_deref())) {
             None => Ok(()),
             Some((_, desk)) => Err(Denied::Coded(
@@ -387,7 +328,9 @@ impl Settlers {
 
     fn tells(&self, vm: &str, side: Side) -> Vec<Sender<Request>> {
         let desks = self.desks.lock();
-        let theirs = desks.iter().filter(|((_, of), desk)| *of == side && desk.opened.vm == vm);
+        let theirs = desks.iter().filter(|((_, of), desk)| {
+            *of == side && desk.opened.vm == vm && !desk.opened.is_within_host()
+        });
         theirs.map(|(_, desk)| desk.tell.clone()).collect()
     }
 

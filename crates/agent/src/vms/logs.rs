@@ -9,7 +9,9 @@ use qemu::launch::bound_log;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 
-/// The name of a log in its VM's directory.
+use crate::vms::record::seats;
+
+/// The name of a log in the seat of its QEMU.
 const LOG: &str = "qemu.log";
 /// How often the lengths of all logs are checked. Between two checks a guest writes what its
 /// console takes: some hundred KB by a serial port.
@@ -37,13 +39,14 @@ pub(crate) async fn bound(vms: PathBuf) {
 fn bound_all(vms: &Path) -> io::Result<()> {
     let mut outcome = Ok(());
     for entry in fs::read_dir(vms)? {
-        let log = entry?.path().join(LOG);
-        match bound_log(&log) {
-            Ok(false) => {}
-            Ok(true) => tracing::debug!(log = %log.display(), "a VM's log was emptied"),
-            Err(error) => {
-                let named = format!("{}: {error}", log.display());
-                outcome = outcome.and(Err(io::Error::other(named)));
+        for log in seats(&entry?.path()).map(|seat| seat.join(LOG)) {
+            match bound_log(&log) {
+                Ok(false) => {}
+                Ok(true) => tracing::debug!(log = %log.display(), "a VM's log was emptied"),
+                Err(error) => {
+                    let named = format!("{}: {error}", log.display());
+                    outcome = outcome.and(Err(io::Error::other(named)));
+                }
             }
         }
     }
@@ -64,7 +67,10 @@ mod tests {
             fs::create_dir(dir.path().join(vm)).unwrap();
         }
         let log = |vm: &str| dir.path().join(vm).join(LOG);
-        // That of web4 is adopted, and elsewhere.
+        // That of web4 is adopted, and elsewhere. web3 got another QEMU.
+        let second = dir.path().join("web3/2");
+        fs::create_dir(&second).unwrap();
+        fs::write(second.join(LOG), &long).unwrap();
         fs::write(log("web1"), &long).unwrap();
         fs::create_dir(log("web2")).unwrap();
         fs::write(log("web3"), &long).unwrap();
@@ -73,6 +79,7 @@ mod tests {
         for vm in ["web1", "web3"] {
             assert_eq!(fs::metadata(log(vm)).unwrap().len(), 0);
         }
+        assert_eq!(fs::metadata(second.join(LOG)).unwrap().len(), 0);
         fs::remove_dir(log("web2")).unwrap();
         bound_all(dir.path()).unwrap();
     }

@@ -3,6 +3,9 @@
 //! The record is written first to a VM's directory and removed last, so a directory with
 //! other files and no record has lost it. A record that can't be read, or that a newer agent
 //! wrote, permits nothing: neither to end a QEMU nor to remove a file.
+//!
+//! A VM that gets another QEMU on this host has `next.json` as well, the record of the QEMU that
+//! is to have it. Each of the two has a seat: the VM's directory, or one in it.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -10,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use qemu::machine;
+use qemu::outgoing::forget_settings;
 use serde::{Deserialize, Serialize};
 
 use crate::state;
@@ -21,6 +25,12 @@ const BYTES_MAX: u64 = 16 << 20;
 const FILE: &str = "record.json";
 /// A record that is not complete yet.
 const NEW: &str = "record.new";
+/// The record of the QEMU that is to have the VM.
+const NEXT: &str = "next.json";
+/// The second seat in a VM's directory. Its name is short, as paths of sockets are.
+const SECOND: &str = "2";
+/// What a QEMU has in its seat, besides its settings.
+const QEMUS: [&str; 4] = ["qmp", "gst", "qemu.log", "qemu.log.1"];
 
 /// Whether a recorded VM belongs to this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,8 +107,22 @@ impl Record {
         Self { version: VERSION, standing, machine, ram_bytes, qemu, share_domain }
     }
 
+    /// The seat of its QEMU, in the VM's directory `dir`.
+    pub(crate) fn home(&self, dir: &Path) -> PathBuf {
+        let home = self.machine.as_ref().and_then(|machine| machine.dir());
+        home.unwrap_or(dir).to_owned()
+    }
+
     pub(crate) fn read(dir: &Path) -> Result<Self, RecordError> {
-        let path = dir.join(FILE);
+        Self::read_file(dir.join(FILE))
+    }
+
+    /// The record of the QEMU that is to have the VM.
+    pub(crate) fn read_next(dir: &Path) -> Result<Self, RecordError> {
+        Self::read_file(dir.join(NEXT))
+    }
+
+    fn read_file(path: PathBuf) -> Result<Self, RecordError> {
         let text = match limited(&path) {
             Ok(Some(text)) => text,
             Ok(None) => return Err(RecordError::TooLong(path)),
@@ -120,6 +144,57 @@ impl Record {
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
         let text = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
         state::replace(&dir.join(FILE), &text)
+    }
+
+    /// Writes it as the record of the QEMU that is to have the VM.
+    pub(crate) fn write_next(&self, dir: &Path) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
+        state::replace(&dir.join(NEXT), &text)
+    }
+}
+
+/// The seats in a VM's directory.
+pub(crate) fn seats(dir: &Path) -> [PathBuf; 2] {
+    [dir.to_owned(), dir.join(SECOND)]
+}
+
+/// The seat next to that of a QEMU with the directory `home`.
+pub(crate) fn other_seat(dir: &Path, home: &Path) -> PathBuf {
+    let [first, second] = seats(dir);
+    if home == second { first } else { second }
+}
+
+/// Whether a VM may have a record of a QEMU that is to have it.
+pub(crate) fn may_have_next(dir: &Path) -> bool {
+    // If that can't be determined, it may.
+    dir.join(NEXT).try_exists().unwrap_or(true)
+}
+
+/// Removes the record of the QEMU that was to have the VM; if that fails, the log has the reason.
+pub(crate) fn remove_next(dir: &Path) {
+    let removed = gone_is_fine(fs::remove_file(dir.join(NEXT))).and_then(|()| state::flush(dir));
+    if let Err(error) = removed {
+        tracing::warn!(dir = %dir.display(), %error, "cannot remove the record of a next QEMU");
+    }
+}
+
+/// Empties the seat of a QEMU that has ended; if that fails, the log has the reason.
+pub(crate) fn clear_seat(dir: &Path, home: &Path) {
+    let [first, second] = seats(dir);
+    let cleared = if home == first {
+        // The VM's records are there too.
+        forget_settings(home).and_then(|()| {
+            let mut files = QEMUS.iter().map(|file| home.join(file));
+            files.try_for_each(|file| gone_is_fine(fs::remove_file(file)))
+        })
+    } else if home == second {
+        gone_is_fine(fs::remove_dir_all(home))
+    } else {
+        // It is not the agent's.
+        return;
+    };
+    if let Err(error) = cleared {
+        tracing::warn!(home = %home.display(), %error, "cannot remove what a former QEMU left");
     }
 }
 
@@ -204,6 +279,49 @@ mod tests {
         let old = r#"{"standing":"arriving","machine":null,"ram_bytes":7,"qemu":"8.0"}"#;
         fs::write(dir.path().join(FILE), old).unwrap();
         assert_eq!(Record::read(dir.path()).unwrap().standing, Standing::Arriving);
+    }
+
+    #[test]
+    fn the_next_qemu_has_a_record_and_a_seat_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        Record::new(Standing::Here, None, 7, "10.0.2", "").write(dir.path()).unwrap();
+        assert!(!may_have_next(dir.path()));
+        assert!(matches!(Record::read_next(dir.path()), Err(RecordError::Missing(_))));
+        Record::new(Standing::Arriving, None, 7, "11.1.3", "").write_next(dir.path()).unwrap();
+        assert!(may_have_next(dir.path()));
+        assert_eq!(Record::read_next(dir.path()).unwrap().qemu, "11.1.3");
+        assert_eq!(Record::read(dir.path()).unwrap().qemu, "10.0.2");
+        remove_next(dir.path());
+        remove_next(dir.path());
+        assert!(!may_have_next(dir.path()));
+
+        let [first, second] = seats(Path::new("/vms/web1"));
+        let other = |home: &Path| other_seat(Path::new("/vms/web1"), home);
+        assert_eq!([other(&first), other(&second)], [second, first.clone()]);
+        assert_eq!(other(Path::new("/elsewhere")), first.join("2"));
+    }
+
+    #[test]
+    fn a_seat_is_emptied_and_the_records_stay() {
+        let vm = tempfile::tempdir().unwrap();
+        let [first, second] = seats(vm.path());
+        fs::create_dir(&second).unwrap();
+        Record::starting().write(&first).unwrap();
+        Record::starting().write_next(&first).unwrap();
+        for file in [first.join("qmp"), first.join("qemu.log"), second.join("qmp")] {
+            fs::write(file, "").unwrap();
+        }
+        // No seat of this VM.
+        clear_seat(&second, &first);
+        assert!(first.join("qmp").exists());
+        clear_seat(vm.path(), &first);
+        assert!(!first.join("qmp").exists() && !first.join("qemu.log").exists());
+        assert!(Record::read(&first).is_ok() && may_have_next(&first));
+        assert!(second.join("qmp").exists());
+        for _ in 0..2 {
+            clear_seat(vm.path(), &second);
+            assert!(!second.exists());
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod claim;
 mod found;
 mod images;
 mod living;
+mod seat;
 mod slot;
 mod stop;
 
@@ -39,6 +40,7 @@ use crate::vms::vm::{Place, Vm};
 pub(crate) use claim::Claim;
 pub(crate) use found::Held;
 pub(crate) use living::Living;
+pub(crate) use seat::Seat;
 use slot::{Busy, Slot};
 
 /// The most VMs here, with those in doubt and those that arrive, for one more to arrive. Each has a
@@ -68,7 +70,7 @@ impl Registry {
         for found in found::all(&state, held)? {
             let busy = if found.held { Busy::Unsettled } else { Busy::Nothing };
             let name = found.vm.name.clone();
-            slots.insert(name, Slot { vm: Some(Arc::new(found.vm)), busy, promised: None });
+            slots.insert(name, Slot::new(Some(Arc::new(found.vm)), busy));
         }
         let (slots, settled) = (Mutex::new(slots), Condvar::new());
         Ok(Self {
@@ -199,9 +201,8 @@ impl Registry {
 
     pub(crate) fn who_has(&self, pid: u32) -> Option<String> {
         let slots = self.slots.lock();
-        let mut vms = slots.values().filter_map(|slot| slot.vm.as_ref());
-        let held = vms.find(|vm| vm.machine().is_some_and(|m| m.process.pid() == pid))?;
-        Some(held.name.clone())
+        let (name, _) = slots.iter().find(|(_, slot)| slot.has(pid))?;
+        Some(name.clone())
     }
 
     /// All VMs, by name.
@@ -344,7 +345,7 @@ impl Registry {
                  other host can send more"
             )));
         }
-        slots.insert(name.to_owned(), Slot { vm: None, busy, promised: None });
+        slots.insert(name.to_owned(), Slot::new(None, busy));
         let dir = self.state.vm(name);
         Ok(Claim { registry: Arc::clone(self), name: name.to_owned(), dir, kept: false })
     }

@@ -33,6 +33,8 @@ struct ScopeRequest {
     pid: u32,
     /// Whether its QEMU answers, so that this is the last request for it.
     answers: bool,
+    /// Whether the scope may be that of the VM's former QEMU.
+    joins: bool,
     tries_left: u32,
 }
 
@@ -69,19 +71,29 @@ impl Scopes {
 
     /// Has a VM's QEMU moved to its own scope, if it is in the agent's unit.
     pub(crate) fn take(&self, vm: &str, pid: u32) {
-        self.request(vm, pid, true);
+        self.request(vm, pid, true, false);
     }
 
     /// As [`Scopes::take`], for a QEMU that was just launched, and may fail to start.
     pub(crate) fn take_early(&self, vm: &str, pid: u32) {
-        self.request(vm, pid, false);
+        self.request(vm, pid, false, false);
     }
 
-    fn request(&self, vm: &str, pid: u32, answers: bool) {
+    /// As [`Scopes::take`], for a VM's next QEMU, which joins the former one.
+    pub(crate) fn join(&self, vm: &str, pid: u32) {
+        self.request(vm, pid, true, true);
+    }
+
+    /// As [`Scopes::join`], for a QEMU that was just launched, and may fail to start.
+    pub(crate) fn join_early(&self, vm: &str, pid: u32) {
+        self.request(vm, pid, false, true);
+    }
+
+    fn request(&self, vm: &str, pid: u32, answers: bool, joins: bool) {
         if let Some(sender) = &self.0 {
+            let (vm, tries_left) = (vm.to_owned(), TRIES);
             // Sending can't fail: the thread ends with the agent.
-            let _ =
-                sender.send(ScopeRequest { vm: vm.to_owned(), pid, answers, tries_left: TRIES });
+            let _ = sender.send(ScopeRequest { vm, pid, answers, joins, tries_left });
         }
     }
 }
@@ -145,7 +157,11 @@ impl ScopeRequest {
         if !unit.has(self.pid) {
             return None;
         }
-        let why = match self.ask(unit) {
+        let mut asked = ask(&self.call(unit));
+        if self.joins && asked.as_ref().is_err_and(|why| why.contains("already")) {
+            asked = ask(&self.join_call());
+        }
+        let why = match asked {
             Ok(()) => return None,
             Err(why) if !why.contains("already") => why,
             Err(_) if self.tries_left == 0 => "another process has its scope".to_owned(),
@@ -158,22 +174,21 @@ impl ScopeRequest {
         None
     }
 
-    /// Asks systemd through `busctl`.
-    fn ask(&self, unit: &Unit) -> Result<(), String> {
-        let mut command = Command::new("busctl");
-        command.args(["--system", "call", "org.freedesktop.systemd1"]);
-        command.args(["/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager"]);
-        command.args(self.call(unit));
-        let output = command.output().map_err(|error| format!("busctl: {error}"))?;
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-        }
+    fn scope(&self) -> String {
+        format!("droveway-vm-{}.scope", self.vm)
+    }
+
+    /// To the scope that there is.
+    fn join_call(&self) -> Vec<String> {
+        let (scope, pid) = (self.scope(), self.pid.to_string());
+        // The unit; the cgroup in it, which is its own; how many processes.
+        let words = ["AttachProcessesToUnit", "ssau", &scope, "", "1", &pid];
+        words.map(str::to_owned).to_vec()
     }
 
     fn call(&self, unit: &Unit) -> Vec<String> {
         let Self { vm, pid, .. } = self;
-        let (pid, scope) = (pid.to_string(), format!("droveway-vm-{vm}.scope"));
+        let (pid, scope) = (pid.to_string(), self.scope());
         let description = format!("Virtual machine {vm}");
         let words = [
             // The name; fail if it exists; the properties; no other units.
@@ -194,9 +209,27 @@ impl ScopeRequest {
     }
 }
 
+/// Asks systemd through `busctl`.
+fn ask(call: &[String]) -> Result<(), String> {
+    let mut command = Command::new("busctl");
+    command.args(["--system", "call", "org.freedesktop.systemd1"]);
+    command.args(["/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager"]);
+    command.args(call);
+    let output = command.output().map_err(|error| format!("busctl: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn request(pid: u32) -> ScopeRequest {
+        let vm = "web1".to_owned();
+        ScopeRequest { vm, pid, answers: true, joins: true, tries_left: TRIES }
+    }
 
     #[test]
     fn the_unit_is_known_by_its_cgroup() {
@@ -222,15 +255,14 @@ mod tests {
         let scopes = Scopes::default();
         scopes.take("web1", std::process::id());
         scopes.take_early("web1", std::process::id());
+        scopes.join("web1", std::process::id());
         assert!(scopes.0.is_none());
     }
 
     #[test]
     fn a_scope_stops_after_the_agent_and_before_the_network() {
         let unit = Unit::of("0::/system.slice/a.service\n").unwrap();
-        let request =
-            ScopeRequest { vm: "web1".to_owned(), pid: 7, answers: true, tries_left: TRIES };
-        let call = request.call(&unit);
+        let call = request(7).call(&unit);
         let has = |words: &[&str]| call.windows(words.len()).any(|part| part == words);
         assert!(has(&["Before", "as", "1", "a.service"]), "{call:?}");
         let after = ["After", "as", "3", "network.target", "network-online.target"];
@@ -239,6 +271,12 @@ mod tests {
         let named = ["Description", "Slice", "PIDs", "Delegate", "Before", "After", "CollectMode"];
         assert_eq!(call[4], named.len().to_string(), "{call:?}");
         assert!(named.iter().all(|name| has(&[*name])), "{call:?}");
+    }
+
+    #[test]
+    fn the_next_qemu_joins_the_scope_that_there_is() {
+        let call = request(7).join_call();
+        assert_eq!(call, ["AttachProcessesToUnit", "ssau", "droveway-vm-web1.scope", "", "1", "7"]);
     }
 
     #[test]
@@ -264,8 +302,6 @@ mod tests {
     fn a_process_that_is_not_in_the_unit_is_left_where_it_is() {
         let unit = Unit::of("0::/none.service\n").unwrap();
         // If it were moved, this would ask systemd, and fail.
-        let (vm, pid) = ("web1".to_owned(), std::process::id());
-        let request = ScopeRequest { vm, pid, answers: true, tries_left: TRIES };
-        assert!(request.take_out_of(&unit).is_none());
+        assert!(request(std::process::id()).take_out_of(&unit).is_none());
     }
 }

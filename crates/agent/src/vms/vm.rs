@@ -6,7 +6,7 @@ mod shut_down;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -113,7 +113,12 @@ impl Known {
 
 impl Vm {
     /// A VM whose QEMU answers.
-    pub(crate) fn new(name: &str, dir: PathBuf, machine: Machine, ram_bytes: u64) -> Self {
+    pub(crate) fn new(
+        name: &str,
+        dir: PathBuf,
+        machine: impl Into<Arc<Machine>>,
+        ram_bytes: u64,
+    ) -> Self {
         let qemu = Qemu::alive(machine);
         Self::of(name, dir, "", ram_bytes, Known::new(qemu, VmStatus::Paused))
     }
@@ -141,7 +146,7 @@ impl Vm {
             .machine
             .as_ref()
             .map_or((0, Vec::new()), |machine| (machine.pid(), machine.argv().to_vec()));
-        let attached = !dir.join("qemu.log").exists();
+        let attached = !record.home(&dir).join("qemu.log").exists();
         let qemu = Qemu::Dead { pid, version: record.qemu, argv, attached, why };
         let known = Known::new(qemu, VmStatus::Dead);
         Self::of(name, dir, &record.share_domain, record.ram_bytes, known)
@@ -170,15 +175,23 @@ impl Vm {
 
     /// Writes its record.
     pub(crate) fn save(&self, standing: Standing) -> io::Result<()> {
+        self.record(standing)?.write(&self.dir)?;
+        let mut known = self.known.lock();
+        (known.unreadable, known.unnoted) = (None, None);
+        Ok(())
+    }
+
+    /// Writes the record of a QEMU that is to have the VM.
+    pub(crate) fn save_next(&self) -> io::Result<()> {
+        self.record(Standing::Arriving)?.write_next(&self.dir)
+    }
+
+    fn record(&self, standing: Standing) -> io::Result<Record> {
         let Some(machine) = self.machine() else {
             return Err(io::Error::other("its QEMU has exited"));
         };
         let (ram_bytes, domain) = (self.ram_bytes(), self.share_domain.as_str());
-        Record::new(standing, Some(machine.record()), ram_bytes, &machine.version, domain)
-            .write(&self.dir)?;
-        let mut known = self.known.lock();
-        (known.unreadable, known.unnoted) = (None, None);
-        Ok(())
+        Ok(Record::new(standing, Some(machine.record()), ram_bytes, &machine.version, domain))
     }
 
     /// Writes its record as a VM of this host.
@@ -208,7 +221,15 @@ impl Vm {
     }
 
     fn save_dead(&self) -> io::Result<()> {
-        let mut record = Record::read(&self.dir).map_err(io::Error::other)?;
+        let is_its = |record: &Record| {
+            record.machine.as_ref().is_some_and(|machine| self.may_be_of(machine))
+        };
+        // Where it was to have the VM, its record is not in place yet.
+        let next = Record::read_next(&self.dir).ok().filter(is_its);
+        let mut record = match next {
+            Some(record) => record,
+            None => Record::read(&self.dir).map_err(io::Error::other)?,
+        };
         record.standing = Standing::Here;
         record.write(&self.dir)
     }

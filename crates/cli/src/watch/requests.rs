@@ -86,6 +86,15 @@ pub(crate) fn leave_stopping(name: &str) -> ExitCode {
     ExitCode::from(INTERRUPTED)
 }
 
+/// Tells a user who leaves while VMs get another QEMU.
+pub(crate) fn leave_upgrading() -> ExitCode {
+    eprint_line(format_args!(
+        "droveway: no longer watching. Those that have begun may get it anyway: `droveway list \
+         --migrations` shows how they end"
+    ));
+    ExitCode::from(INTERRUPTED)
+}
+
 /// The report of an operation that has ended.
 pub(crate) async fn report<T: DeserializeOwned>(
     client: &Client,

@@ -34,6 +34,26 @@ impl Source {
     }
 }
 
+/// The first state of an operation that `is_over`.
+pub(crate) async fn last<T: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    is_over: impl Fn(&T) -> bool,
+) -> Result<T, Problem> {
+    let mut states = States::new(client, path);
+    loop {
+        match states.next::<T>().await? {
+            Some(state) if is_over(&state) => return Ok(state),
+            Some(_) => {}
+            None => {
+                let text = "the agent has ended, and how it ends is not known here: `droveway \
+                            list --migrations` shows it when the agent runs again";
+                return Err(Problem::Refused(text.to_owned()));
+            }
+        }
+    }
+}
+
 impl<'c> States<'c> {
     /// The states of the operation at this path of the API.
     pub(super) fn new(client: &'c Client, path: &'c str) -> Self {

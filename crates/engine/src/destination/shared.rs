@@ -22,6 +22,8 @@ pub(super) struct Shared {
     pub(super) arrivals: Mutex<HashMap<Token, Arc<ArrivingLanes>>>,
     pub(super) connections: Arc<Connections>,
     pub(super) postcopies: Arc<Postcopies>,
+    /// Whether the source is this agent too: see [`SameHost`](super::SameHost).
+    pub(super) same_host: bool,
 }
 
 impl Shared {

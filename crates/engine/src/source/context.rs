@@ -7,6 +7,7 @@ use api::MigrateRequest;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use data_threads::DataThreads;
 use qemu::qmp::Event;
+use switchover::Doubt;
 
 use super::blackout::Blackout;
 use super::bounds::bounded_threads;
@@ -95,6 +96,19 @@ impl<'m> Context<'m> {
 
     pub(crate) fn lost(&self, why: impl std::fmt::Display) -> MigrationError {
         MigrationError::lost(&self.peer.name, why)
+    }
+
+    /// Whether the VM gets another QEMU on this host.
+    pub(crate) fn is_within_host(&self) -> bool {
+        self.local.security.is_within_process()
+    }
+
+    /// What is in doubt and what to do, for the operator.
+    pub(crate) fn advice(&self, doubt: &Doubt) -> String {
+        match self.is_within_host() {
+            true => doubt.advice_within_host(&self.vm.name),
+            false => doubt.advice(&self.vm.name, &self.peer.name),
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! What a command line takes that only one QEMU at a time can have: sockets, taps, open files of
-//! the program that started it.
+//! What a command line takes that only one QEMU at a time can have: taps, open files of the program
+//! that started it, and sockets that the next QEMU doesn't inherit.
 //!
 //! What is not known to be harmless counts.
 
@@ -35,6 +35,7 @@ impl CommandLine {
     #[must_use]
     pub fn exclusive(&self) -> Vec<Exclusive> {
         let options = self.items.iter().filter_map(|item| match item {
+            Item::Option { .. } if self.inherited_socket(item).is_some() => None,
             Item::Option { name, argument, .. } => Some((name, argument.as_deref())),
             Item::Word(_) => None,
         });
@@ -118,6 +119,7 @@ mod tests {
             "-serial mon:stdio -serial file:/tmp/log -monitor none -parallel null -vnc none",
             "-append fd=3 -name web1,debug-threads=on -display gtk",
             "-object memory-backend-file,id=r,share=on,mem-path=/proc/self/fd/droveway-ram",
+            "-chardev socket,id=talk,path=/s,server=on,wait=off -serial chardev:talk",
         ] {
             assert_eq!(found(line), [""; 0], "{line}");
         }
@@ -136,7 +138,7 @@ mod tests {
             ("-add-fd fd=3,set=2", "-add-fd", OPEN_FILE),
             ("-blockdev driver=file,filename=/dev/fdset/2,node-name=f", "-blockdev", OPEN_FILE),
             ("-object memory-backend-file,id=r,mem-path=/proc/self/fd/7", "-object r", OPEN_FILE),
-            ("-chardev socket,id=talk,path=/s,server=on", "-chardev talk", CONNECTED),
+            ("-chardev socket,id=talk,path=/s", "-chardev talk", CONNECTED),
             ("-serial unix:/s,server=on", "-serial", CONNECTED),
             ("--serial pty", "-serial", CONNECTED),
             ("-monitor telnet::4444,server", "-monitor", CONNECTED),

@@ -16,6 +16,8 @@ pub(super) const PREFIX: &str = ".droveway-";
 /// Protocols whose names mean the same service at every host.
 pub(crate) const NETWORK: [&str; 11] =
     ["nbd", "rbd", "iscsi", "nfs", "ssh", "http", "https", "ftp", "ftps", "gluster", "glusterfs"];
+/// Drivers of files and devices of the host.
+const LOCAL: [&str; 3] = ["file", "host_device", "host_cdrom"];
 /// Protocols without content.
 pub(super) const EMPTY: [&str; 2] = ["null-co", "null-aio"];
 
@@ -36,6 +38,30 @@ const REMOTE: [i64; 9] = [
 /// Bytes that are read of read-only images for one move, in case the other host has a copy: enough
 /// for firmware and small CDs. They delay each move, and slow storage reads 10 MB/s.
 const COPIES_BYTES_MAX: u64 = 64 << 20;
+
+/// An image whose name leads elsewhere for this agent than for the VM's QEMU.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("another QEMU would not find its image {image}: {reason}")]
+pub struct ElsewhereError {
+    /// The image, as QEMU calls it.
+    pub image: String,
+    /// Why not.
+    pub reason: String,
+}
+
+/// Checks that another QEMU which this agent starts finds the images of a live VM: those of a QEMU
+/// in a container may be other files.
+///
+/// # Errors
+/// With the first image that it would not find.
+pub fn check_names(shape: &Shape) -> Result<(), ElsewhereError> {
+    let local = shape.images.iter().filter(|image| LOCAL.contains(&image.driver.as_str()));
+    for image in local {
+        let found = self::local(image, shape.pid);
+        found.map_err(|reason| ElsewhereError { image: image.file.clone(), reason })?;
+    }
+    Ok(())
+}
 
 /// Challenges for all images of a live VM, and a guard that removes their files
 /// again: keep it until the destination has answered. `id` names the migration.
@@ -72,7 +98,7 @@ pub(super) fn challenge(
 ) -> Challenge {
     let impossible = |reason: String| Proof::Impossible { reason };
     let (name, proof) = match image.driver.as_str() {
-        "file" | "host_device" | "host_cdrom" => match local(image, pid) {
+        driver if LOCAL.contains(&driver) => match local(image, pid) {
             Ok(path) => {
                 let proof = local_proof(&path, image.read_only, id, goes_on, cleanup);
                 (path.display().to_string(), proof.unwrap_or_else(impossible))

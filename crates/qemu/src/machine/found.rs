@@ -4,13 +4,15 @@
 use std::fs;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::inherited::path_of;
 use super::started::qmp_socket;
 use super::{Machine, Record, StartError};
-use crate::command_line::{CommandLine, without_numbers};
+use crate::command_line::{CommandLine, with_paths, without_numbers};
 use crate::process::{
     Process, ProcessError, SEEING_TAKES, command_line_of, directory_of, proc_path,
 };
@@ -22,7 +24,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 const ENDING: Duration = Duration::from_secs(3);
 
 /// Finds a VM that an earlier run of the agent started or attached, and that
-/// has `dir` for what must survive the agent.
+/// has `dir` for what must survive the agent, unless its record names another one.
 ///
 /// # Errors
 /// [`ProcessError::Exited`] if its QEMU has exited. With any other error it may still run,
@@ -46,7 +48,8 @@ pub fn reopen(record: &Record, dir: &Path) -> Result<Machine, StartError> {
         guest_port: record.guest_port,
         keeps_announce_timers: record.keeps_announce_timers,
         port_turn: Mutex::default(),
-        dir: dir.to_owned(),
+        one_of_two: AtomicBool::new(false),
+        dir: record.dir.clone().unwrap_or_else(|| dir.to_owned()),
         socket: record.socket.clone(),
         log: record.log.clone(),
     })
@@ -75,14 +78,19 @@ pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
         let path = fs::read_link(proc_path(pid, &format!("fd/{file}"))).ok()?;
         path.into_os_string().into_string().ok()
     };
+    let mut argv = without_numbers(CommandLine::of_running(&running), link);
+    if is_ours {
+        argv = with_paths(argv, |socket| path_of(&process, socket));
+    }
     Ok(Machine {
-        argv: without_numbers(CommandLine::of_running(&running), link),
+        argv,
         cwd,
         notes,
         // A port that the owner added is on the command line.
         guest_port: CommandLine::has_our_guest_port(&running),
         keeps_announce_timers: true,
         port_turn: Mutex::default(),
+        one_of_two: AtomicBool::new(false),
         dir: dir.to_owned(),
         process,
         version: qmp.version_text(),

@@ -25,6 +25,13 @@ pub(super) fn is_replaced(pid: u32) -> bool {
     running.to_string_lossy().ends_with(DELETED) || leads_elsewhere(pid, &running).unwrap_or(false)
 }
 
+/// Whether a process runs this file. False as well if that can't be read.
+pub(super) fn runs(pid: u32, program: &Path) -> bool {
+    let (there, runs) = (fs::metadata(program), fs::metadata(proc_path(pid, "exe")));
+    let (Ok(there), Ok(runs)) = (there, runs) else { return false };
+    (there.dev(), there.ino()) == (runs.dev(), runs.ino())
+}
+
 fn leads_elsewhere(pid: u32, running: &Path) -> Option<bool> {
     let name = command_line_of(pid).ok()?.into_iter().next()?;
     let path = if name.contains('/') {
@@ -107,8 +114,9 @@ mod tests {
         let (_dir, _, [old, new]) = programs();
         let runs = Runs::new(&old, &old);
         assert!(!runs.is_replaced());
+        assert!(super::runs(runs.0.id(), &old) && !super::runs(runs.0.id(), &new));
         fs::rename(&new, &old).unwrap();
-        assert!(runs.is_replaced());
+        assert!(runs.is_replaced() && !super::runs(runs.0.id(), &old));
         let next = Runs::new(&old, &old);
         assert!(!next.is_replaced());
         fs::remove_file(&old).unwrap();
@@ -146,7 +154,8 @@ mod tests {
         let (_dir, root, [old, _]) = programs();
         let script = root.join("cat");
         fs::write(&script, "#!/bin/sh\n").unwrap();
-        assert!(!Runs::new(&old, &script).is_replaced());
+        let runs = Runs::new(&old, &script);
+        assert!(!runs.is_replaced() && !super::runs(runs.0.id(), &script));
     }
 
     #[test]

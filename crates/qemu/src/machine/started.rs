@@ -7,12 +7,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::Mutex;
 
+use super::inherited::InheritedSockets;
 use super::ram_files::RamFiles;
 use super::{Machine, StartError};
 use crate::command_line::{CommandLine, GUEST_ID};
@@ -101,7 +103,31 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
 /// # Errors
 /// As [`start`].
 pub fn start_reporting(start: &Start<'_>, launched: &dyn Fn(u32)) -> Result<Machine, StartError> {
-    let line = as_said_by(start, CommandLine::parse(start.argv)?);
+    start_with(start, None, launched)
+}
+
+/// As [`start_reporting`], for the next QEMU of a VM whose former one lives: it gets the same
+/// listening sockets, and continues files with the guest's output.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_next(
+    start: &Start<'_>,
+    inherited: &InheritedSockets,
+    launched: &dyn Fn(u32),
+) -> Result<Machine, StartError> {
+    start_with(start, Some(inherited), launched)
+}
+
+fn start_with(
+    start: &Start<'_>,
+    inherited: Option<&InheritedSockets>,
+    launched: &dyn Fn(u32),
+) -> Result<Machine, StartError> {
+    let mut line = as_said_by(start, CommandLine::parse(start.argv)?);
+    if let Some(inherited) = inherited {
+        line = line.with_inherited_sockets(&inherited.numbers()).appending();
+    }
     let directory = |source| StartError::Directory { path: start.dir.to_owned(), source };
     fs::create_dir_all(start.dir).map_err(directory)?;
     // QEMU needs no access to it, whatever its user.
@@ -111,13 +137,14 @@ pub fn start_reporting(start: &Start<'_>, launched: &dyn Fn(u32)) -> Result<Mach
         GuestPort::IfPossible => !line.has_guest_port(),
         GuestPort::Needed => true,
     };
-    match start_line(start, &line, wanted, launched) {
+    let begin = |guest_port| start_line(start, &line, inherited, guest_port, launched);
+    match begin(wanted) {
         // QEMU names the option that it can't serve: its machine has no PCI bus, or
         // no free slot on it.
         Err(StartError::Ended { words })
             if start.guest_port == GuestPort::IfPossible && words.contains(GUEST_ID) =>
         {
-            let mut machine = start_line(start, &line, false, launched)?;
+            let mut machine = begin(false)?;
             machine.notes.push(format!("{NO_GUEST_PORT}: {words}"));
             Ok(machine)
         }
@@ -140,6 +167,7 @@ fn as_said_by(start: &Start<'_>, line: CommandLine) -> CommandLine {
 fn start_line(
     start: &Start<'_>,
     line: &CommandLine,
+    inherited: Option<&InheritedSockets>,
     guest_port: bool,
     launched: &dyn Fn(u32),
 ) -> Result<Machine, StartError> {
@@ -164,6 +192,7 @@ fn start_line(
         .flatten()
         .map(AsFd::as_fd)
         .chain(ram.borrowed())
+        .chain(inherited.into_iter().flat_map(InheritedSockets::borrowed))
         .collect();
     let log = start.dir.join("qemu.log");
     let logged = fs::metadata(&log).map_or(0, |file| file.len());
@@ -188,6 +217,7 @@ fn start_line(
         guest_port,
         keeps_announce_timers: true,
         port_turn: Mutex::default(),
+        one_of_two: AtomicBool::new(inherited.is_some()),
         process,
         version: qmp.version_text(),
         qmp,

@@ -22,6 +22,18 @@ pub(super) struct Before {
     pub(super) parameters: Map<String, Value>,
 }
 
+/// Removes the settings that were saved in the directory of a QEMU that has ended: its next one
+/// there has its own.
+///
+/// # Errors
+/// If they are still there.
+pub fn forget_settings(dir: &Path) -> io::Result<()> {
+    match fs::remove_file(dir.join(FILE)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 impl Before {
     /// What an earlier migration of this VM saved and did not restore.
     pub(super) fn read(dir: &Path) -> Result<Option<Self>, QmpError> {
@@ -124,6 +136,10 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         fs::write(dir.path().join(FILE), "[]").unwrap();
         assert!(matches!(Before::read(dir.path()), Err(QmpError::Note { .. })));
+        for _ in 0..2 {
+            forget_settings(dir.path()).unwrap();
+            assert_eq!(Before::read(dir.path()).unwrap(), None);
+        }
         assert!(matches!(
             Before::default().write(Path::new("/nonexistent")),
             Err(QmpError::Note { .. })

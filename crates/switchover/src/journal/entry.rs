@@ -45,7 +45,7 @@ pub struct Opened {
     pub vm: String,
     /// The host of the other side.
     pub peer: String,
-    /// Where its agent listens.
+    /// Where its agent listens; [`Opened::SAME_HOST`] if that is this agent.
     pub peer_address: String,
     /// Whether the VM runs; at the destination not known yet.
     pub run: bool,
@@ -75,6 +75,16 @@ impl Listed {
 }
 
 impl Opened {
+    /// In place of an address in both journals of a migration within one host. Agents of earlier
+    /// releases find no other side at it, and decide nothing.
+    pub const SAME_HOST: &str = "this host";
+
+    /// Whether both sides, and both QEMUs, are on this host.
+    #[must_use]
+    pub fn is_within_host(&self) -> bool {
+        self.peer_address == Self::SAME_HOST
+    }
+
     /// The id for log lines: that of commands and reports, if it is known.
     #[must_use]
     pub fn log_id(&self) -> &MigrationId {

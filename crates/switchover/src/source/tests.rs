@@ -286,6 +286,25 @@ fn a_vm_that_is_held_here_is_ended_by_resolving() {
     assert!(advice.contains("shows it in doubt, with `droveway resolve web1 --there`"), "{advice}");
 }
 
+/// There is no other host to power off.
+#[test]
+fn within_a_host_the_advice_names_both_qemus() {
+    for doubt in [
+        Doubt::Unanswered,
+        Doubt::LostThere { reason: reason() },
+        Doubt::RunsAtBoth,
+        Doubt::CannotRun { reason: reason() },
+        Doubt::TakenBack { reason: reason() },
+    ] {
+        let advice = doubt.advice_within_host("web1");
+        assert!(advice.contains("`droveway resolve web1 --here`"), "{advice}");
+        assert!(advice.contains("next"), "{advice}");
+        assert!(!advice.contains("host") && !advice.contains("power"), "{advice}");
+    }
+    let advice = Doubt::CannotNote { reason: reason() }.advice_within_host("web1");
+    assert!(advice.contains("the disk of the agent's state directory"), "{advice}");
+}
+
 /// A QEMU that hangs in its migration runs the VM.
 #[test]
 fn a_vm_whose_qemu_does_not_end_the_migration_is_not_called_stopped() {

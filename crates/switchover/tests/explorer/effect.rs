@@ -24,6 +24,11 @@ impl World {
                 self.fault();
                 self.goes_down(side);
             }
+            Step::BothCrash => {
+                self.fault();
+                self.goes_down(Side::Source);
+                self.goes_down(Side::Destination);
+            }
             Step::Restarts(Side::Source) => self.source_restarts(),
             Step::Restarts(Side::Destination) => self.destination_restarts(),
             Step::Boots(side) => {

@@ -2,10 +2,10 @@
 //!
 //! Both machines, their journals, both QEMUs and both hosts form one [`World`]. From each world,
 //! all possible next steps are tried: an agent does its next action, crashes between two of them,
-//! restarts; a host boots, or fails for good; a disk fails, with or without having written; `cont`
-//! fails; a QEMU dies, or resumes by itself; an operator decides. Any message that was ever sent
-//! can be received at any time, again, or never, which covers everything that a network can do.
-//! Only the number of failures on one path is limited.
+//! alone or together with the other one, restarts; a host boots, or fails for good; a disk fails,
+//! with or without having written; `cont` fails; a QEMU dies, or resumes by itself; an operator
+//! decides. Any message that was ever sent can be received at any time, again, or never, which
+//! covers everything that a network can do. Only the number of failures on one path is limited.
 //!
 //! In each world: two QEMUs never run the VM, none runs it after its state was run elsewhere, and
 //! it is not lost unless faults destroyed it. Once a side has noted that the other one has the VM

@@ -13,6 +13,8 @@ pub(crate) enum Step {
     /// Its next action fails.
     Fails(Side, Failure),
     Crashes(Side),
+    /// Both sides crash at once: they are one agent, as in a migration within one host.
+    BothCrash,
     Restarts(Side),
     Boots(Side),
     /// A host fails for good, or is fenced.
@@ -69,6 +71,11 @@ impl World {
                     steps.push(Step::QemuDies(side));
                 }
             }
+        }
+        // If one is down or has no part in it, this is a crash of the other one alone.
+        let both = self.source.machine().is_some() && self.destination.machine().is_some();
+        if self.faults_left > 0 && both {
+            steps.push(Step::BothCrash);
         }
         match self.source_qemu {
             SourceQemu::Streaming => steps.push(Step::SourceStops),

@@ -24,7 +24,9 @@ impl Migrations {
     /// The last listed migration that moved this VM away.
     pub(crate) fn last_that_moved(&self, vm: &str) -> Option<Progress> {
         let mut all = self.list().into_iter();
-        all.find(|one| one.vm == vm && one.outcome == Some(Outcome::Done))
+        // One within this host moved it nowhere.
+        let is_it = |one: &Progress| one.vm == vm && one.from != one.to;
+        all.find(|one| is_it(one) && one.outcome == Some(Outcome::Done))
     }
 
     /// The migrations of VMs that have not ended, without the disks that are carried concurrently

@@ -19,6 +19,8 @@ use crate::peers::Peers;
 use crate::state::StateDir;
 use crate::vms::registry::Held;
 
+mod upgrades;
+
 struct Site {
     registry: Arc<Registry>,
     _dir: TestDir,
@@ -65,7 +67,7 @@ impl Site {
             agent: "here".to_owned(),
             security: identity::Security::Plaintext,
             nics: Vec::new(),
-            resources: engine::Resources::new(16 << 20, Vec::new()),
+            resources: engine::Resources::new(128 << 20, Vec::new()),
             programs: Arc::new(qemu::programs::Programs::usual(None)),
             scratch: self.registry.state().scratch(),
             fixed_cost: Arc::default(),

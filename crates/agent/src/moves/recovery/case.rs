@@ -74,19 +74,28 @@ impl Case {
         }
     }
 
+    /// Whether the operator's decision would change anything.
+    pub(super) fn takes(&self, resolution: Resolution) -> bool {
+        match self {
+            Self::Source(driver, _) => driver.machine().takes(resolution),
+            Self::Destination(driver, _) => driver.machine().takes(resolution),
+        }
+    }
+
     /// Applies the operator's decision; returns whether it changes anything.
     pub(super) fn resolve(&mut self, resolution: Resolution) -> bool {
-        match self {
-            Self::Source(driver, effects) if driver.machine().takes(resolution) => {
-                driver.step(source::Event::Resolve(resolution), effects);
-                true
-            }
-            Self::Destination(driver, effects) if driver.machine().takes(resolution) => {
-                driver.step(destination::Event::Resolve(resolution), effects);
-                true
-            }
-            _ => false,
+        if !self.takes(resolution) {
+            return false;
         }
+        match self {
+            Self::Source(driver, effects) => {
+                driver.step(source::Event::Resolve(resolution), effects);
+            }
+            Self::Destination(driver, effects) => {
+                driver.step(destination::Event::Resolve(resolution), effects);
+            }
+        }
+        true
     }
 
     /// Notes that the VM's owner has taken over.

@@ -14,7 +14,7 @@ use switchover::destination::{Effects, Event, Noted, Outcome};
 use switchover::{Doubt, Envelope, Found, Reason, ToSource};
 use wire::SwitchoverMessage;
 
-use crate::vms::registry::{Claim, Registry};
+use crate::vms::registry::{Claim, Registry, Seat};
 
 /// `cont` opens the disks: a slow storage network may take seconds.
 const CONT_MAX: Duration = Duration::from_secs(30);
@@ -25,6 +25,8 @@ pub(super) enum Place {
     Live(Box<dyn Arriving>),
     /// It was arriving when an earlier run of the agent ended.
     Found(Claim),
+    /// It was getting another QEMU on this host then.
+    Next(Seat),
 }
 
 impl Place {
@@ -32,6 +34,16 @@ impl Place {
         match self {
             Self::Live(arriving) => arriving.adopt(),
             Self::Found(claim) => claim.adopt().map_err(|denied| denied.to_string()),
+            Self::Next(seat) => seat.adopt().map_err(|denied| denied.to_string()),
+        }
+    }
+
+    /// See [`Arriving::lost`].
+    fn lost(&mut self) -> Result<(), String> {
+        match self {
+            Self::Live(arriving) => arriving.lost(),
+            Self::Found(_) => self.adopt(),
+            Self::Next(_) => Ok(()),
         }
     }
 
@@ -39,6 +51,8 @@ impl Place {
         match self {
             Self::Live(arriving) => arriving.settled(),
             Self::Found(claim) => claim.free(),
+            // If it doesn't have the VM, it has ended.
+            Self::Next(seat) => drop(seat),
         }
     }
 
@@ -46,6 +60,7 @@ impl Place {
         match self {
             Self::Live(arriving) => arriving.discard(),
             Self::Found(claim) => drop(claim),
+            Self::Next(seat) => drop(seat),
         }
     }
 }
@@ -157,7 +172,8 @@ impl Effects for DestinationEffects {
         match outcome {
             // A VM that was lost here is shown as dead.
             Outcome::Here | Outcome::Lost { .. } => {
-                if let Err(error) = place.adopt() {
+                let noted = if outcome == Outcome::Here { place.adopt() } else { place.lost() };
+                if let Err(error) = noted {
                     tracing::error!(error, "the VM is here, but its record could not be written");
                 }
                 place.settled();

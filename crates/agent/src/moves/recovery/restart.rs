@@ -16,6 +16,7 @@ use super::case::Case;
 use super::destination_effects::{DestinationEffects, Place, came_as};
 use super::source_effects::SourceEffects;
 use super::thread::{Request, Settler};
+use crate::vms::vm::Vm;
 
 /// The interval between attempts to reach a QEMU that lives but does not answer.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
@@ -35,28 +36,24 @@ pub(super) fn leaving(settler: &Settler, kept: Reopened<source::Record>) -> Opti
     Some(Case::Source(driver, effects))
 }
 
-/// With `leaves`, the VM was on its way to another host when the agent ended, or may have been.
+/// With `leaves`, the VM was on its way to another QEMU when the agent ended, or may have been.
 pub(super) fn coming(
     settler: &Settler,
     kept: Reopened<destination::Record>,
     leaves: bool,
 ) -> Option<Case> {
-    use destination::Noted::{Left, Lost, Running};
-
     let machine = settler.find(kept.same_boot).ok()?;
     let found = machine.as_deref().map_or(Found::Missing, came_as);
     let noted = kept.noted();
     let registry = Arc::clone(&settler.settlers.registry);
     let vm = &settler.opened.vm;
-    // It had arrived before it left. Only the journal of its departure says whose it is now, and
-    // frees it.
-    let arrived_before = leaves && matches!(noted, Running | Left | Lost);
-    if arrived_before && let Some(vm) = registry.vm(vm).filter(|vm| settler.is_about(vm)) {
-        // If its record does not say so yet, it is tried again, and the journal stays until then.
-        let _ = vm.save_here();
-    }
-    let holds = !arrived_before && settler.holds();
-    let place = holds.then(|| Place::Found(registry.claim_found(vm)));
+    let place = if settler.opened.is_within_host() {
+        let recorded = machine::Record::deserialize(&settler.opened.qemu).ok();
+        let seat = recorded.and_then(|its| registry.seat_found(vm, machine.clone(), &its));
+        seat.map(Place::Next)
+    } else {
+        settler.place(noted, leaves)
+    };
     let mut effects = DestinationEffects::new(registry, vm, machine, None, place);
     let driver = destination::Driver::restart(kept, found, &mut effects);
     effects.restarted(noted, found);
@@ -72,13 +69,37 @@ fn left_as(machine: &Machine) -> Found {
 }
 
 impl Settler {
-    /// Finds the VM's QEMU; none if it has ended.
-    ///
-    /// Waits for a QEMU that lives but can't be reached, because its state must not be guessed.
-    fn find(&self, same_boot: bool) -> Result<Option<Arc<Machine>>, Closing> {
-        if !same_boot {
-            return Ok(None);
+    /// The claim of a VM that was arriving from another host. With `leaves`, it was on its way to
+    /// another one, or may have been.
+    fn place(&self, noted: destination::Noted, leaves: bool) -> Option<Place> {
+        use destination::Noted::{Left, Lost, Running};
+
+        let (registry, vm) = (&self.settlers.registry, &self.opened.vm);
+        // It had arrived before it left. Only the journal of its departure says whose it is now,
+        // and frees it.
+        let arrived_before = leaves && matches!(noted, Running | Left | Lost);
+        if arrived_before && let Some(vm) = registry.vm(vm).filter(|vm| self.is_about(vm)) {
+            // If its record does not say so yet, it is tried again, and the journal stays until
+            // then.
+            let _ = vm.save_here();
         }
+        let holds = !arrived_before && self.holds();
+        holds.then(|| Place::Found(registry.claim_found(vm)))
+    }
+
+    /// Finds the VM's QEMU; none if it has ended.
+    fn find(&self, same_boot: bool) -> Result<Option<Arc<Machine>>, Closing> {
+        let found = if same_boot { self.search()? } else { None };
+        if self.opened.is_within_host()
+            && let Some(machine) = &found
+        {
+            machine.is_one_of_two(true);
+        }
+        Ok(found)
+    }
+
+    /// Waits for a QEMU that lives but can't be reached, because its state must not be guessed.
+    fn search(&self) -> Result<Option<Arc<Machine>>, Closing> {
         let record = match machine::Record::deserialize(&self.opened.qemu) {
             Ok(record) => record,
             Err(error) => return Err(self.cannot_read(&error)),
@@ -86,13 +107,19 @@ impl Settler {
         let registry = &self.settlers.registry;
         loop {
             let vm = registry.vm(&self.opened.vm);
-            let known = vm.as_ref().and_then(|vm| vm.machine());
-            if let Some(machine) = known.filter(|machine| machine.record().is_of(&record)) {
+            let known = [vm.clone(), registry.next(&self.opened.vm)].into_iter().flatten();
+            let mut known = known.filter_map(|vm| vm.machine());
+            if let Some(machine) = known.find(|machine| machine.record().is_of(&record)) {
                 return Ok(Some(machine));
             }
             let dir = registry.state().vm(&self.opened.vm);
+            // Of two QEMUs, neither is known to be that of a VM without a record.
+            let is_its = |vm: &Vm| {
+                let is_sure = !self.opened.is_within_host() || vm.unreadable_why().is_none();
+                is_sure && self.is_about(vm)
+            };
             match (machine::reopen(&record, &dir), &vm) {
-                (Ok(machine), Some(vm)) if self.is_about(vm) => vm.met(machine),
+                (Ok(machine), Some(vm)) if is_its(vm) => vm.met(machine),
                 (Ok(machine), _) => return Ok(Some(Arc::new(machine))),
                 (Err(StartError::Process(ProcessError::Exited { .. })), _) => return Ok(None),
                 (Err(error), _) => {
@@ -131,7 +158,7 @@ impl Settler {
     /// Waits before the next attempt; requests get no answer meanwhile.
     fn wait(&self) -> Result<(), Closing> {
         match self.told.recv_timeout(ASK_AGAIN) {
-            Ok(Request::Message(..) | Request::Resolve(..) | Request::Left(_))
+            Ok(Request::Message(..) | Request::Resolve(..) | Request::Takes(..) | Request::Left(_))
             | Err(RecvTimeoutError::Timeout) => Ok(()),
             Err(RecvTimeoutError::Disconnected) => Err(Closing),
         }

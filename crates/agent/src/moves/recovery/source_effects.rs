@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use qemu::machine::Machine;
+use qemu::machine::{self, Machine};
 use qemu::outgoing;
+use serde::Deserialize;
 use switchover::journal::Opened;
 use switchover::source::{By, Effects, Event, Noted, Outcome, Phase};
 use switchover::{Doubt, Envelope, Found, ToDestination};
@@ -55,6 +56,16 @@ impl SourceEffects {
             _ => {}
         }
     }
+
+    /// The VM is freed when both sides are settled.
+    fn done_within(&self, outcome: &Outcome) {
+        let vm = &self.opened.vm;
+        match (outcome, &self.machine, machine::Record::deserialize(&self.opened.qemu)) {
+            (Outcome::Moved, _, Ok(former)) => self.registry.empty_seat(vm, &former),
+            (Outcome::Stays { .. }, Some(machine), _) => self.registry.keeps(vm, machine),
+            _ => {}
+        }
+    }
 }
 
 impl Effects for SourceEffects {
@@ -102,6 +113,10 @@ impl Effects for SourceEffects {
         tracing::info!(?outcome, "settled");
         // First, so that nobody sees the VM free and its migration in doubt.
         self.history.settled(&self.opened, &outcome);
+        if self.opened.is_within_host() {
+            self.done_within(&outcome);
+            return;
+        }
         if !std::mem::take(&mut self.holds) {
             return;
         }

@@ -30,6 +30,8 @@ pub(super) enum Request {
     Message(SwitchoverMessage, Sender<Option<SwitchoverMessage>>),
     /// The operator's decision, and the channel for the result.
     Resolve(Resolution, Sender<Result<(), Denied>>),
+    /// Whether that decision would change anything.
+    Takes(Resolution, Sender<bool>),
     /// The VM's owner is about to stop or move it, and waits for the confirmation.
     Left(Sender<()>),
 }
@@ -106,6 +108,9 @@ impl Settler {
     /// expired certificate, for instance, is no reason to decide without it.
     fn advice(&self, doubt: &Doubt) -> String {
         let Opened { vm, peer, .. } = &self.opened;
+        if self.opened.is_within_host() {
+            return doubt.advice_within_host(vm);
+        }
         let advice = doubt.advice(vm, peer);
         match &*self.unreached.borrow() {
             Some(why) => format!("{advice}. The agent of {peer} can't be queried now: {why}"),
@@ -115,7 +120,9 @@ impl Settler {
 
     /// Shows the operator what is in doubt, or that nothing is.
     pub(super) fn show(&self, doubt: Option<String>) {
-        let vm = self.settlers.registry.vm(&self.opened.vm).filter(|vm| self.is_about(vm));
+        // Within this host, it may be about the QEMU that the VM has, or about the next one.
+        let is_it = |vm: &Arc<Vm>| self.opened.is_within_host() || self.is_about(vm);
+        let vm = self.settlers.registry.vm(&self.opened.vm).filter(is_it);
         let problem = doubt.as_ref().filter(|_| vm.is_some());
         let was_in_doubt = self.in_doubt.replace(problem.is_some());
         let name = self.opened.vm.clone();
@@ -165,6 +172,9 @@ impl Settler {
     }
 
     fn send(&self, message: SwitchoverMessage) -> Result<Option<SwitchoverMessage>, String> {
+        if self.opened.is_within_host() {
+            return Ok(self.settlers.pass(message));
+        }
         let Some(remote) = self.settlers.address(&self.opened) else {
             return Err(format!("where {} is, is not known", self.opened.peer));
         };
@@ -202,6 +212,9 @@ fn receive(told: Request, case: &mut Case, vm: &str) {
                      `droveway show {vm}`"
                 )))
             });
+        }
+        Request::Takes(resolution, reply) => {
+            let _ = reply.send(case.takes(resolution));
         }
         Request::Left(reply) => {
             case.left();

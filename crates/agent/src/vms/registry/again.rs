@@ -3,7 +3,7 @@
 //! The operator says which QEMU is theirs, or that there is none. In either case, nothing here ends
 //! a QEMU.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,17 +33,18 @@ impl Registry {
         share_domain: &str,
     ) -> Result<VmSummary, Denied> {
         self.adopt_again(name, share_domain, |vm| {
-            let own = vm.dir.join("qmp");
-            // If that can't be determined, it may exist.
-            let may_have_own = own.try_exists().unwrap_or(true);
-            if may_have_own && socket.canonicalize().ok() != own.canonicalize().ok() {
-                return Err(Denied::Conflict(format!(
+            let own = own_sockets(vm);
+            let is_it =
+                |(_, own): &&(_, PathBuf)| own.canonicalize().ok() == socket.canonicalize().ok();
+            match (own.iter().find(is_it), own.first()) {
+                (Some((home, _)), _) => machine::attach(socket, home).map_err(unreached),
+                (None, None) => machine::attach(socket, &vm.dir).map_err(unreached),
+                (None, Some((_, own))) => Err(Denied::Conflict(format!(
                     "the QEMU of {name} listens at {}: attach that one. If that QEMU never comes \
                      back, `droveway resolve {name} --there` removes the record and frees the name",
                     own.display()
-                )));
+                ))),
             }
-            machine::attach(socket, &vm.dir).map_err(unreached)
         })
     }
 
@@ -144,14 +145,25 @@ fn own_machine(vm: &Vm) -> Result<Machine, Denied> {
     let recorded = Record::read(&vm.dir).ok().and_then(|record| record.machine);
     match recorded {
         Some(recorded) => Ok(machine::reopen(&recorded, &vm.dir)?),
-        None => machine::attach(&vm.dir.join("qmp"), &vm.dir).map_err(|error| match error {
-            StartError::Qmp(QmpError::Connect { .. }) => Denied::Conflict(format!(
-                "{error}: if {0} runs, `droveway attach {0} --qmp SOCKET` names its QEMU",
-                vm.name
-            )),
-            error => error.into(),
-        }),
+        None => {
+            let own = own_sockets(vm).into_iter().next();
+            let (home, own) = own.unwrap_or_else(|| (vm.dir.clone(), vm.dir.join("qmp")));
+            machine::attach(&own, &home).map_err(|error| match error {
+                StartError::Qmp(QmpError::Connect { .. }) => Denied::Conflict(format!(
+                    "{error}: if {0} runs, `droveway attach {0} --qmp SOCKET` names its QEMU",
+                    vm.name
+                )),
+                error => error.into(),
+            })
+        }
     }
+}
+
+/// The seats in a VM's directory where a QEMU of it may listen, and the sockets there.
+fn own_sockets(vm: &Vm) -> Vec<(PathBuf, PathBuf)> {
+    let seats = record::seats(&vm.dir).into_iter().map(|seat| (seat.clone(), seat.join("qmp")));
+    // If that can't be determined, it may exist.
+    seats.filter(|(_, socket)| socket.try_exists().unwrap_or(true)).collect()
 }
 
 /// How long to wait for a QEMU's monitor, which may be busy with another client.
@@ -169,12 +181,14 @@ fn none_runs(vm: &Vm) -> Result<(), Denied> {
     if vm.machine().is_some_and(|machine| machine.process.is_alive()) {
         return Err(runs());
     }
-    match socket::connect(vm.dir.join("qmp"), SEEN_MAX) {
-        Ok(_) => return Err(runs()),
-        Err(error) if found::nobody_listens(&error) => {}
-        Err(error) => {
-            let why = format!("cannot detect whether a QEMU of {name} runs here: {error}");
-            return Err(Denied::Local(why));
+    for (_, own) in own_sockets(vm) {
+        match socket::connect(own, SEEN_MAX) {
+            Ok(_) => return Err(runs()),
+            Err(error) if found::nobody_listens(&error) => {}
+            Err(error) => {
+                let why = format!("cannot detect whether a QEMU of {name} runs here: {error}");
+                return Err(Denied::Local(why));
+            }
         }
     }
     let Some(recorded) = Record::read(&vm.dir).ok().and_then(|record| record.machine) else {

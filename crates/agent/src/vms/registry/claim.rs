@@ -11,7 +11,7 @@ use super::slot::{self, Busy, Slot};
 use super::{Registry, images};
 use crate::denied::Denied;
 use crate::state;
-use crate::vms::record::{Record, Standing};
+use crate::vms::record::{self, Record, Standing};
 use crate::vms::vm::Vm;
 
 /// The claim of a name for a VM.
@@ -167,10 +167,13 @@ impl Claim {
 impl Registry {
     /// Writes the record of a VM that has arrived, if that failed when it arrived.
     pub(crate) fn note_here(&self, name: &str) -> Result<(), String> {
-        match self.vm(name).filter(|vm| vm.is_unnoted()) {
-            Some(vm) => vm.save_here().map_err(|error| format!("{}: {error}", vm.dir.display())),
-            None => Ok(()),
+        let Some(vm) = self.vm(name).filter(|vm| vm.is_unnoted()) else { return Ok(()) };
+        vm.save_here().map_err(|error| format!("{}: {error}", vm.dir.display()))?;
+        if self.next(name).is_none() {
+            // Its own record was that of a next QEMU.
+            record::remove_next(&vm.dir);
         }
+        Ok(())
     }
 }
 

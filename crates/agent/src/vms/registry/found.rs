@@ -4,6 +4,8 @@
 //! that this QEMU was never to run. Every other VM is left alone, and shown with what the
 //! operator can do.
 
+mod next;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -71,6 +73,7 @@ pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
 }
 
 fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
+    let is_next_held = next::look(name, &dir, held);
     let record = match Record::read(&dir) {
         Ok(record) => record,
         Err(RecordError::Missing(_)) if record::is_blank(&dir) && !held.names(name) => {
@@ -85,11 +88,11 @@ fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
     };
     let Some(recorded) = &record.machine else { return unfinished(name, dir, record) };
     let reopened = machine::reopen(recorded, &dir);
-    if held.holds(name, recorded) {
+    if held.holds(name, recorded) || is_next_held {
         let vm = match reopened {
             Ok(machine) => known(name, dir, machine, &record),
             Err(error) => {
-                let why = with_log(&error.to_string(), &dir.join("qemu.log"));
+                let why = with_log(&error.to_string(), &record.home(&dir).join("qemu.log"));
                 Vm::lost(name, dir, record, why)
             }
         };
@@ -189,7 +192,7 @@ fn dead(name: &str, dir: PathBuf, record: Record, gone: &ProcessError) -> Found 
         ),
         Standing::Starting | Standing::Here => gone.to_string(),
     };
-    let why = with_log(&why, &dir.join("qemu.log"));
+    let why = with_log(&why, &record.home(&dir).join("qemu.log"));
     tracing::info!(vm = name, why, "not found again");
     Found { vm: Vm::lost(name, dir, record, why), held: false }
 }
@@ -201,11 +204,9 @@ fn left_alone(name: &str, dir: PathBuf, record: Option<Record>, why: &str) -> Fo
 }
 
 fn advice(name: &str, dir: &Path) -> String {
-    let own = dir.join("qmp");
-    let socket = match own.exists() {
-        true => own.display().to_string(),
-        false => "SOCKET".to_owned(),
-    };
+    let mut sockets = record::seats(dir).into_iter().map(|seat| seat.join("qmp"));
+    let own = sockets.find(|socket| socket.exists());
+    let socket = own.map_or_else(|| "SOCKET".to_owned(), |own| own.display().to_string());
     format!(
         "The agent does not touch {name} until you decide: a QEMU of it may run.\nIf one does, and \
          is to continue here: `droveway attach {name} --qmp {socket}` adopts it as it is, and \

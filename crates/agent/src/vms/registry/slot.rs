@@ -27,23 +27,53 @@ pub(super) struct Slot {
     pub(super) busy: Busy,
     /// The ordinary memory that is reserved for a VM that arrives, before its QEMU has answered.
     pub(super) promised: Option<u64>,
+    /// Its next QEMU on this host, if it is getting one.
+    pub(super) next: Option<Next>,
+}
+
+/// The QEMU on this host that is to have a VM.
+#[derive(Debug, Default)]
+pub(super) struct Next {
+    /// The VM as it will be; none until that QEMU answers.
+    pub(super) vm: Option<Arc<Vm>>,
+    /// The ordinary memory that is reserved for it, before it has answered.
+    pub(super) promised: Option<u64>,
 }
 
 impl Slot {
-    /// The ordinary memory that its VM has yet to take if it is arriving.
-    pub(super) fn yet_to_take(&self) -> u64 {
-        if !matches!(self.busy, Busy::Arriving(_)) {
-            return 0;
-        }
-        let vm = self.vm.as_ref();
-        // Once its QEMU has answered, more is known.
-        let needed = vm.and_then(|vm| vm.pages_bytes()).or(self.promised);
-        // For a QEMU that its operator started nothing was promised.
-        let needed = needed.or_else(|| vm.map(|vm| vm.ram_bytes()));
-        let machine = vm.and_then(|vm| vm.machine());
-        let taken = machine.and_then(|machine| engine::used_pages(machine.process.pid()));
-        needed.unwrap_or(0).saturating_sub(taken.unwrap_or(0))
+    /// A slot without a next QEMU.
+    pub(super) fn new(vm: Option<Arc<Vm>>, busy: Busy) -> Self {
+        Self { vm, busy, promised: None, next: None }
     }
+
+    /// The ordinary memory that its VM has yet to take if it is arriving, or gets another QEMU.
+    pub(super) fn yet_to_take(&self) -> u64 {
+        let next = self.next.as_ref();
+        let next = next.map_or(0, |next| yet_to_take(next.vm.as_deref(), next.promised));
+        match self.busy {
+            Busy::Arriving(_) => {
+                next.saturating_add(yet_to_take(self.vm.as_deref(), self.promised))
+            }
+            _ => next,
+        }
+    }
+
+    /// Whether a QEMU of it is this process.
+    pub(super) fn has(&self, pid: u32) -> bool {
+        let next = self.next.as_ref().and_then(|next| next.vm.as_ref());
+        let mut machines = self.vm.iter().chain(next).filter_map(|vm| vm.machine());
+        machines.any(|machine| machine.process.pid() == pid)
+    }
+}
+
+fn yet_to_take(vm: Option<&Vm>, promised: Option<u64>) -> u64 {
+    // Once its QEMU has answered, more is known.
+    let needed = vm.and_then(|vm| vm.pages_bytes()).or(promised);
+    // For a QEMU that its operator started nothing was promised.
+    let needed = needed.or_else(|| vm.map(|vm| vm.ram_bytes()));
+    let machine = vm.and_then(|vm| vm.machine());
+    let taken = machine.and_then(|machine| engine::used_pages(machine.process.pid()));
+    needed.unwrap_or(0).saturating_sub(taken.unwrap_or(0))
 }
 
 /// The ordinary memory that arriving VMs have yet to take, without the VM of that name.
@@ -72,7 +102,12 @@ mod tests {
     }
 
     fn slot(vm: Option<Arc<Vm>>, promised: Option<u64>) -> Slot {
-        Slot { vm, busy: Busy::Arriving("deadbeef".to_owned()), promised }
+        Slot { promised, ..Slot::new(vm, Busy::Arriving("deadbeef".to_owned())) }
+    }
+
+    fn with_next(vm: Option<Arc<Vm>>, promised: Option<u64>) -> Slot {
+        let next = Some(Next { vm, promised });
+        Slot { next, ..Slot::new(self::vm(None), Busy::Moving("deadbeef".to_owned())) }
     }
 
     #[test]
@@ -85,6 +120,8 @@ mod tests {
             (slot(vm(Some(0)), None), 0, "all of it is in huge pages"),
             (slot(vm(None), None), 8 * GIB, "its operator started its QEMU"),
             (Slot { busy: Busy::Nothing, ..slot(vm(None), Some(GIB)) }, 0, "it is here"),
+            (with_next(None, Some(2 * GIB)), 2 * GIB, "its next QEMU has not answered"),
+            (with_next(vm(Some(3 * GIB)), Some(2 * GIB)), 3 * GIB, "its next QEMU has answered"),
         ];
         for (slot, expected, why) in cases {
             assert_eq!(slot.yet_to_take(), expected, "{why}");

@@ -13,6 +13,7 @@ use super::*;
 use crate::vms::record::{Record, Standing};
 
 mod left_alone;
+mod next;
 
 /// A QEMU without a guest; not even its firmware runs.
 fn request(name: &str) -> RunRequest {

@@ -28,9 +28,10 @@ pub(super) enum Qemu {
 }
 
 impl Qemu {
-    pub(super) fn alive(machine: Machine) -> Self {
+    pub(super) fn alive(machine: impl Into<Arc<Machine>>) -> Self {
+        let machine = machine.into();
         let ends = Ends::of(&machine.qmp);
-        Self::Alive { machine: Arc::new(machine), ends }
+        Self::Alive { machine, ends }
     }
 }
 
@@ -168,7 +169,7 @@ impl Vm {
             if busy || meeting.is_none() {
                 return self.known.lock().status;
             }
-            if let Ok(machine) = machine::reopen(&machine.record(), &self.dir) {
+            if let Ok(machine) = machine.reopened() {
                 tracing::info!(vm = self.name, "connected to its QEMU again");
                 self.make_up(&machine);
                 let mut known = self.known.lock();

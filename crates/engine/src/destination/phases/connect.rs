@@ -1,6 +1,6 @@
 //! The source's control connection, and messages that are handled in any phase.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,10 @@ impl<'s> Connected<'s> {
         connection: Connection,
         number: u64,
     ) -> std::io::Result<Self> {
-        let peer = connection.peer_address()?;
+        let peer: SocketAddr = match shared.same_host {
+            true => (Ipv4Addr::LOCALHOST, shared.local.agent_port).into(),
+            false => connection.peer_address()?,
+        };
         let certified = connection.peer().map(str::to_owned);
         let (link, inbox) = Link::start(connection, &format!("source-{number}"))?;
         let (tell_broken, broken) = bounded(1);

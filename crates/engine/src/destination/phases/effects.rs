@@ -173,7 +173,12 @@ impl Effects for Keeper {
             // A VM that died here is shown as dead.
             Outcome::Here | Outcome::Lost { .. } => {
                 self.adopted = true;
-                if let Some(Err(error)) = self.arriving.as_mut().map(|arriving| arriving.adopt()) {
+                let is_here = outcome == Outcome::Here;
+                let noted = self.arriving.as_mut().map(|arriving| match is_here {
+                    true => arriving.adopt(),
+                    false => arriving.lost(),
+                });
+                if let Some(Err(error)) = noted {
                     self.unnoted = true;
                     tracing::error!(error, "the VM is here, but its record could not be written");
                 }

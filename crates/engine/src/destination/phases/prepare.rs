@@ -42,11 +42,11 @@ impl<'s> Connected<'s> {
     /// Creates the journal: from here on a restarted agent knows of the migration.
     pub(super) fn open_journal(&self, order: &Prepare, keeper: &Keeper) -> Result<Driver, End> {
         let qemu = serde_json::to_value(keeper.machine().record()).map_err(End::failed)?;
-        let seen = self.peer.ip();
-        let peer_address = keeper
-            .source_address()
-            .unwrap_or_else(|| SocketAddr::new(seen, order.agent_port))
-            .to_string();
+        let seen = SocketAddr::new(self.peer.ip(), order.agent_port);
+        let peer_address = match self.shared.same_host {
+            true => Opened::SAME_HOST.to_owned(),
+            false => keeper.source_address().unwrap_or(seen).to_string(),
+        };
         let opened = Opened {
             migration: order.switchover.clone(),
             vm: order.vm.clone(),

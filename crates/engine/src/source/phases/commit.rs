@@ -78,7 +78,7 @@ impl Journaled<Streaming<'_>> {
             }
             (Some(Fate::Stays { reason }), _) => Err(MigrationError::Qemu(reason.to_string())),
             (Some(Fate::Lost { reason }), _) => Err(MigrationError::VmGone(reason.to_string())),
-            (None, Some(doubt)) => Err(MigrationError::InDoubt(doubt.advice(vm, host))),
+            (None, Some(doubt)) => Err(MigrationError::InDoubt(context.advice(doubt))),
             (None, None) => Err(MigrationError::InDoubt(format!(
                 "{vm} runs at {host}; its QEMU here does not end; retrying"
             ))),

@@ -68,7 +68,7 @@ impl<'m, P: Reversible<'m>> Effects for Switching<'_, 'm, P> {
 
     fn in_doubt(&mut self, doubt: &Doubt) {
         let context = &self.phase.connected().context;
-        tracing::error!(advice = doubt.advice(&context.vm.name, &context.peer.name), "in doubt");
+        tracing::error!(advice = context.advice(doubt), "in doubt");
     }
 
     fn done(&mut self, fate: Fate) {

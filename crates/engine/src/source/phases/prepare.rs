@@ -197,11 +197,15 @@ impl<'m> Prepared<'m> {
         let context = &self.connected.context;
         let qemu = serde_json::to_value(context.vm.machine.record())
             .map_err(|error| local("describing the VM's QEMU", error.into()))?;
+        let peer_address = match context.is_within_host() {
+            true => Opened::SAME_HOST.to_owned(),
+            false => context.peer.address.to_string(),
+        };
         let opened = Opened {
             migration: self.id.clone(),
             vm: context.vm.name.clone(),
             peer: context.peer.name.clone(),
-            peer_address: context.peer.address.to_string(),
+            peer_address,
             run: context.was_running,
             qemu,
             listed: context.report_builder.listed(),

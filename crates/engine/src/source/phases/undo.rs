@@ -80,8 +80,7 @@ impl<'m, P: Reversible<'m>> Journaled<P> {
                 Outcome::Failed(format!("{reason}; but it ended: {how}"))
             }
             (_, Some(doubt)) => {
-                let advice = doubt.advice(&context.vm.name, &context.peer.name);
-                Outcome::Failed(format!("{reason}; but {advice}"))
+                Outcome::Failed(format!("{reason}; but {}", context.advice(doubt)))
             }
             _ if cancelled => Outcome::Cancelled,
             _ => Outcome::Failed(reason),

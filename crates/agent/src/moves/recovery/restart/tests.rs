@@ -22,6 +22,8 @@ use crate::peers::Peers;
 use crate::state::StateDir;
 use crate::vms::registry::{Held, Registry};
 
+mod within;
+
 /// A host with a VM, `web1`: a QEMU without a guest.
 fn host(dir: &TestDir) -> Arc<Registry> {
     let state = StateDir::open(dir.path()).unwrap();

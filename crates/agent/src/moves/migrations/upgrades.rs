@@ -1,0 +1,158 @@
+//! Migrations within this host: a VM gets another QEMU.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use api::{
+    ErrorCode, FromStorage, MigrateRequest, Outcome, ReadDisks, Share, Sharing, UpgradeHow,
+    UpgradePlan, UpgradeRequest,
+};
+use engine::{Migrated, Peer, SameHost, Watch};
+use qemu::command_line::CommandLine;
+use qemu::upgrade::{Known, Plan};
+
+use super::Migrations;
+use super::happenings::began;
+use crate::denied::Denied;
+use crate::examiner::Examiner;
+use crate::moves::arrivals::NextHost;
+use crate::vms::vm::Vm;
+
+/// Its pages cross no network.
+const DOWNTIME_MS: u64 = 100;
+
+impl Migrations {
+    /// How a VM could get another QEMU, or why not.
+    pub(crate) fn plan_upgrade(
+        &self,
+        examiner: &Examiner,
+        name: &str,
+        program: Option<&String>,
+    ) -> Result<UpgradePlan, Denied> {
+        self.registry.show(name)?;
+        let dead = || Denied::Coded(ErrorCode::VmDead, format!("{name} does not run here"));
+        let vm = self.registry.vm(name).ok_or_else(dead)?;
+        let machine = vm.machine().ok_or_else(dead)?;
+        let known = Known::of(&machine).map_err(|error| Denied::Qemu(error.to_string()))?;
+        let program = program.or(machine.argv.first()).ok_or_else(dead)?;
+        let line = CommandLine::parse(&machine.argv);
+        let accelerator = line.as_ref().map(CommandLine::accelerator).unwrap_or_default();
+        let probes = examiner.probes();
+        let next = probes.of(program, &machine.cwd, &accelerator);
+        let next = next.map_err(|error| Denied::Conflict(error.to_string()))?;
+        let file = probes.programs().find(program, &machine.cwd);
+        let already = file.is_ok_and(|file| machine.runs_program(&file));
+        let (how, copied_bytes, reasons) = match known.plan_copy(&next) {
+            Plan::HandedOver => (UpgradeHow::HandedOver, 0, Vec::new()),
+            Plan::Copied { bytes } => (UpgradeHow::Copied, bytes, Vec::new()),
+            Plan::Not { reasons } => {
+                (UpgradeHow::Not, 0, reasons.iter().map(ToString::to_string).collect())
+            }
+        };
+        Ok(UpgradePlan {
+            vm: name.to_owned(),
+            qemu: machine.version.clone(),
+            program: program.clone(),
+            version: next.version_text(),
+            already,
+            how,
+            copied_bytes,
+            reasons,
+        })
+    }
+
+    /// Starts to give a VM another QEMU, on a thread of its own.
+    pub(crate) fn upgrade(
+        self: &Arc<Self>,
+        examiner: &Arc<Examiner>,
+        name: &str,
+        request: UpgradeRequest,
+    ) -> Result<String, Denied> {
+        // Before anything is touched.
+        let plan = self.plan_upgrade(examiner, name, request.program.as_ref())?;
+        if plan.how == UpgradeHow::Not {
+            let reasons = plan.reasons.join("; ");
+            return Err(Denied::Conflict(format!("{name} can't get another QEMU: {reasons}")));
+        }
+        let id = self.unused_id(&self.table())?;
+        let order = order(name, &self.local.agent, &request);
+        let waits = &self.local.waits;
+        let next = NextHost::new(&self.settlers, examiner, request.program, waits);
+        self.begin_with(&id, order, {
+            let id = id.clone();
+            move |this, vm, order, watch| this.perform_here(&id, next, vm, order, watch)
+        })?;
+        Ok(id)
+    }
+
+    /// Runs a migration within this host, and then frees the VM, on one of its two QEMUs.
+    fn perform_here(
+        &self,
+        id: &str,
+        next: NextHost,
+        vm: &Arc<Vm>,
+        order: &MigrateRequest,
+        watch: &Arc<Watch>,
+    ) {
+        self.events.publish(began(watch));
+        let ran = self.registry.is_running(&vm.name);
+        let former = vm.machine();
+        former.iter().for_each(|machine| machine.is_one_of_two(true));
+        let same = SameHost::new(Arc::new(next), &self.local);
+        let peer = Peer {
+            name: self.local.agent.clone(),
+            address: (Ipv4Addr::LOCALHOST, self.local.agent_port).into(),
+            nics: Vec::new(),
+        };
+        let Migrated { report, unsettled, decided } =
+            self.run(same.source(), &peer, vm, order, watch);
+        // Its other side ends, or has a thread of its own from now on.
+        same.wait_ended();
+        match (&report.outcome, former) {
+            _ if !decided => {}
+            (Outcome::Done, Some(former)) => {
+                self.registry.empty_seat(&vm.name, &former.record());
+            }
+            (outcome, _) => self.note_stop(id, vm, ran, outcome),
+        }
+        if let Some(driver) = unsettled {
+            // Its thread frees the VM.
+            self.registry.unsettled(&vm.name);
+            self.settlers.leaving(driver, vm, decided);
+        } else if decided || self.settlers.kept_leaving(&vm.name).is_none() {
+            // After a fault, nothing frees a VM whose journal can't be read.
+            self.settlers.ended_within(&vm.name, id);
+        }
+        self.keep(id, report);
+    }
+}
+
+/// The order to move a VM within this host: nothing is shared or packed for a network.
+fn order(vm: &str, here: &str, request: &UpgradeRequest) -> MigrateRequest {
+    MigrateRequest {
+        vm: vm.to_owned(),
+        to: here.to_owned(),
+        lanes: None,
+        downtime_ms: DOWNTIME_MS,
+        blackout_max_s: None,
+        slowing: api::Slowing::default(),
+        sharing: Sharing { share: Share::Off, ..Sharing::default() },
+        storage: FromStorage { read: ReadDisks::Off, ..FromStorage::default() },
+        compress: api::Compress::Off,
+        tap: api::TapChoice::Auto,
+        // They are the same files: that was checked.
+        shared_disks: true,
+        set: Vec::new(),
+        disks: None,
+        create_disks: false,
+        overwrite_disks: false,
+        timeout_s: None,
+        bounds: api::Bounds::default(),
+        incoming_qmp: None,
+        overcommit_memory: false,
+        accept_lost_writes: request.accept_lost_writes,
+        // The next QEMU has the same ones.
+        accept_missing_taps: true,
+        audit: request.audit,
+    }
+}

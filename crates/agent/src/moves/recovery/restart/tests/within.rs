@@ -1,0 +1,173 @@
+//! Both journals of a migration within this host.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use qemu::machine::{By, GuestPort, Start, UP_MAX};
+use qemu::process::Process;
+
+use super::*;
+use crate::vms::record::{self, Record, Standing};
+
+/// A VM whose next QEMU waits for it, as a killed agent leaves both.
+struct Left {
+    registry: Arc<Registry>,
+    journals: JournalDir,
+    vm: PathBuf,
+    former: machine::Record,
+    next: machine::Record,
+    /// Its id is in both journals.
+    migration: MigrationId,
+}
+
+impl Left {
+    fn new(dir: &TestDir) -> Self {
+        let registry = host(dir);
+        let former = registry.vm("web1").unwrap().machine().unwrap();
+        let vm = registry.state().vm("web1");
+        let next = start(&former.argv, &vm.join("2"));
+        let record = Record::new(Standing::Arriving, Some(next.record()), 32 << 20, "", "");
+        record.write_next(&vm).unwrap();
+        registry.unsettled("web1");
+        let journals = JournalDir::open(&registry.state().journals()).unwrap();
+        let migration = MigrationId::random().unwrap();
+        Self { registry, journals, vm, former: former.record(), next: next.record(), migration }
+    }
+
+    fn opened(&self, qemu: &machine::Record) -> Opened {
+        Opened {
+            migration: self.migration.clone(),
+            peer: "host-a".to_owned(),
+            peer_address: Opened::SAME_HOST.to_owned(),
+            ..opened(&serde_json::to_value(qemu).unwrap())
+        }
+    }
+
+    fn note(&self, left: &[source::Record], came: &[destination::Record]) {
+        let opened = self.opened(&self.former);
+        let mut source: Journal<source::Record> = self.journals.create(opened).unwrap();
+        left.iter().for_each(|record| source.append(record).unwrap());
+        let opened = self.opened(&self.next);
+        let mut destination: Journal<destination::Record> = self.journals.create(opened).unwrap();
+        came.iter().for_each(|record| destination.append(record).unwrap());
+    }
+
+    /// As an agent does that starts, until all is settled; with the operator's decision, if given.
+    fn settle(&self, decided: Option<ResolveSide>) -> bool {
+        let settlers = settlers(&self.registry, &self.journals);
+        settlers.take_up(self.journals.contents().unwrap());
+        if let Some(side) = decided {
+            settlers.decide("web1", ResolveRequest { side, certain: true }).unwrap();
+        }
+        let until = Instant::now() + Duration::from_secs(30);
+        while self.registry.is_unsettled("web1") && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        settlers.close();
+        !self.registry.is_unsettled("web1")
+    }
+
+    fn has(&self) -> u32 {
+        self.registry.show("web1").unwrap().pid
+    }
+
+    fn is_alive(record: &machine::Record) -> bool {
+        Process::now(record.pid()).is_ok_and(|process| process.is_alive())
+    }
+
+    /// The former QEMU has sent the VM.
+    fn sent(&self) {
+        let former = self.registry.vm("web1").unwrap().machine().unwrap();
+        let uri = json!({ "uri": "exec:cat > /dev/null" });
+        former.qmp.execute("migrate", uri).unwrap();
+        while former.qmp.run_state().unwrap() != RunState::PostMigrate {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn start(argv: &[String], home: &Path) -> Machine {
+    let start = Start {
+        name: "web1",
+        argv,
+        cwd: Path::new("/"),
+        dir: home,
+        incoming: true,
+        machine: None,
+        by: By::Operator,
+        user: None,
+        guest_port: GuestPort::None,
+        knows_legacy_ack: false,
+        up_max: UP_MAX,
+        idle_max: UP_MAX,
+    };
+    machine::start(&start).unwrap()
+}
+
+#[test]
+fn before_the_commit_the_former_qemu_keeps_the_vm() {
+    let dir = TestDir::new();
+    let left = Left::new(&dir);
+    left.note(&[source::Record::Stopped { run: false }], &[]);
+    assert!(left.settle(None));
+    assert_eq!(left.has(), left.former.pid());
+    assert!(!Left::is_alive(&left.next));
+    assert!(!record::may_have_next(&left.vm) && !left.vm.join("2").exists());
+    assert!(left.journals.contents().unwrap().is_empty());
+    stop(&left.registry);
+}
+
+#[test]
+fn after_the_commit_the_next_qemu_has_the_vm_and_the_former_one_ends() {
+    let dir = TestDir::new();
+    let left = Left::new(&dir);
+    left.sent();
+    let committed = source::Record::Committed { run: false };
+    let loaded = destination::Record::Loaded;
+    left.note(&[source::Record::Stopped { run: false }, committed], &[loaded]);
+    assert!(left.settle(None));
+    assert_eq!(left.has(), left.next.pid());
+    let recorded = Record::read(&left.vm).unwrap();
+    assert!(recorded.standing == Standing::Here && recorded.machine.unwrap().is_of(&left.next));
+    assert!(!record::may_have_next(&left.vm));
+    assert!(left.registry.vm("web1").unwrap().machine().is_some());
+    assert!(!left.vm.join("qemu.log").exists(), "the former one's seat is empty");
+    assert!(left.journals.contents().unwrap().is_empty());
+    stop(&left.registry);
+}
+
+/// The next one ended when it may have run the VM: only the operator knows what is left of it.
+#[test]
+fn the_operator_gives_a_vm_back_to_its_former_qemu() {
+    let dir = TestDir::new();
+    let left = Left::new(&dir);
+    left.sent();
+    machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
+    let committed = source::Record::Committed { run: false };
+    let starting = destination::Record::Starting { taken_back: false };
+    left.note(&[committed], &[destination::Record::Loaded, starting]);
+    assert!(left.settle(Some(ResolveSide::Here)));
+    assert_eq!(left.has(), left.former.pid());
+    assert!(Left::is_alive(&left.former) && !record::may_have_next(&left.vm));
+    stop(&left.registry);
+}
+
+/// Of the VM that has the name, only the journal of its next QEMU can be read.
+#[test]
+fn a_side_without_a_journal_that_can_be_read_is_waited_for() {
+    let dir = TestDir::new();
+    let left = Left::new(&dir);
+    left.note(&[], &[destination::Record::Loaded]);
+    let file = left.registry.state().journals().join(format!("{}.source", left.migration));
+    assert!(file.exists());
+    std::fs::write(file, "damaged").unwrap();
+    let settlers = settlers(&left.registry, &left.journals);
+    settlers.take_up(left.journals.contents().unwrap());
+    let there = ResolveRequest { side: ResolveSide::There, certain: true };
+    let refused = settlers.decide("web1", there).unwrap_err().to_string();
+    assert!(refused.contains("the former QEMU of web1 lives"), "{refused}");
+    settlers.close();
+    assert!(left.registry.is_unsettled("web1"));
+    left.registry.vm("web1").unwrap().machine().unwrap().quit().unwrap();
+    left.registry.next("web1").unwrap().machine().unwrap().quit().unwrap();
+}

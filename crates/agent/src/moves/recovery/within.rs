@@ -1,0 +1,150 @@
+//! Switchovers within this host: both sides are threads of this agent, and each of the two QEMUs
+//! has one.
+
+use std::collections::HashMap;
+
+use crossbeam_channel::{Sender, bounded};
+use qemu::machine;
+use serde::Deserialize;
+use switchover::journal::{Opened, Side};
+use switchover::{MigrationId, Resolution};
+use wire::SwitchoverMessage;
+
+use super::decide::{ask, not_in_doubt};
+use super::thread::Request;
+use super::{ANSWER_MAX, Desk, Settlers};
+use crate::denied::Denied;
+
+/// The threads of a VM's switchover within this host.
+#[derive(Default)]
+pub(super) struct Sides {
+    source: Option<(Opened, Sender<Request>)>,
+    destination: Option<(Opened, Sender<Request>)>,
+}
+
+/// Whether there is such a thread for that VM.
+pub(super) fn has_any(desks: &HashMap<(MigrationId, Side), Desk>, vm: &str) -> bool {
+    desks.values().any(|desk| is_of(desk, vm))
+}
+
+fn is_of(desk: &Desk, vm: &str) -> bool {
+    desk.opened.is_within_host() && desk.opened.vm == vm
+}
+
+impl Settlers {
+    /// Frees a VM whose migration `id` within this host has ended, now or when its switchover is
+    /// settled.
+    pub(crate) fn ended_within(&self, vm: &str, id: &str) {
+        let desks = self.desks.lock();
+        match has_any(&desks, vm) {
+            true => self.registry.unsettled(vm),
+            false => self.registry.upgraded(vm, id),
+        }
+    }
+
+    /// Passes a message to the other side, whose answer comes the same way. The answer is
+    /// immediate where that side has no journal.
+    pub(super) fn pass(&self, message: SwitchoverMessage) -> Option<SwitchoverMessage> {
+        let (id, side) = (message.migration().clone(), message.to());
+        let tell = self.desks.lock().get(&(id.clone(), side)).map(|desk| desk.tell.clone());
+        let Some(tell) = tell else {
+            // Its migration runs right now, or its journal can't be read.
+            let has_journal = self.journals.keeps(&id, side);
+            return if has_journal { None } else { message.answer_without_journal() };
+        };
+        // Neither side waits for the other: nothing receives the reply.
+        let (reply, _) = bounded(1);
+        let _ = tell.send(Request::Message(message, reply));
+        None
+    }
+
+    /// The switchover of that VM within this host, if it is not settled.
+    pub(super) fn within(&self, vm: &str) -> Option<Sides> {
+        let desks = self.desks.lock();
+        if !has_any(&desks, vm) {
+            return None;
+        }
+        let mut sides = Sides::default();
+        for ((_, side), desk) in desks.iter().filter(|(_, desk)| is_of(desk, vm)) {
+            let its = Some((desk.opened.clone(), desk.tell.clone()));
+            match side {
+                Side::Source => sides.source = its,
+                Side::Destination => sides.destination = its,
+            }
+        }
+        Some(sides)
+    }
+
+    /// Applies the operator's decision: `Here` is the former QEMU. The side that gives the VM up
+    /// goes first.
+    pub(super) fn resolve_within(
+        &self,
+        vm: &str,
+        resolution: Resolution,
+        sides: &Sides,
+    ) -> Result<(), Denied> {
+        match resolution {
+            Resolution::Here => self.to_former(vm, sides),
+            Resolution::There => self.to_next(vm, sides),
+        }
+    }
+
+    fn to_former(&self, vm: &str, sides: &Sides) -> Result<(), Denied> {
+        let Some((opened, source)) = &sides.source else { return Err(not_in_doubt(vm)) };
+        // Before anything is ended.
+        if !takes(source, Resolution::Here) {
+            return Err(not_in_doubt(vm));
+        }
+        if let Some((_, destination)) = &sides.destination {
+            // One that refuses has ended already, or has the VM: what counts is what lives.
+            let _ = ask(destination, vm, Resolution::There);
+        }
+        if self.may_live_besides(opened)? {
+            return Err(Denied::Conflict(format!(
+                "the next QEMU of {vm} has the VM, or that is not known: end that process first \
+                 (`pgrep -af qemu`), and repeat this"
+            )));
+        }
+        // What the other side has sent since may have decided it already.
+        let taken = ask(source, vm, Resolution::Here);
+        taken.or_else(|denied| match takes(source, Resolution::Here) {
+            true => Err(denied),
+            false => Ok(()),
+        })
+    }
+
+    fn to_next(&self, vm: &str, sides: &Sides) -> Result<(), Denied> {
+        match (&sides.source, &sides.destination) {
+            (Some((_, source)), _) => ask(source, vm, Resolution::There)?,
+            (None, Some((opened, _))) if self.may_live_besides(opened)? => {
+                return Err(Denied::Conflict(format!(
+                    "the former QEMU of {vm} lives, or that is not known, and its journal can't be \
+                     read: end that process first (`droveway show {vm}`), and repeat this"
+                )));
+            }
+            (None, _) => {}
+        }
+        match &sides.destination {
+            // It runs the VM already, where the former one has told it to.
+            Some((_, destination)) if takes(destination, Resolution::Here) => {
+                ask(destination, vm, Resolution::Here)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether another QEMU of the VM may live than the one of this journal.
+    fn may_live_besides(&self, opened: &Opened) -> Result<bool, Denied> {
+        let recorded = machine::Record::deserialize(&opened.qemu);
+        let recorded = recorded
+            .map_err(|error| Denied::Local(format!("the journal of {}: {error}", opened.vm)))?;
+        Ok(self.registry.may_live_besides(&opened.vm, &recorded))
+    }
+}
+
+/// Whether the decision would change anything at that side; false if it doesn't answer.
+fn takes(tell: &Sender<Request>, resolution: Resolution) -> bool {
+    let (reply, answer) = bounded(1);
+    let sent = tell.send(Request::Takes(resolution, reply));
+    sent.is_ok() && answer.recv_timeout(ANSWER_MAX).unwrap_or(false)
+}

@@ -1,0 +1,148 @@
+//! VMs that were getting another QEMU when an earlier run of the agent ended.
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::vms::record::may_have_next;
+
+/// A VM that is here, and its next QEMU with a record, in the second seat.
+struct Left {
+    dir: TestDir,
+    vm: PathBuf,
+    former: u32,
+    next: machine::Record,
+}
+
+impl Left {
+    fn new(standing: Standing, incoming: bool) -> Self {
+        let dir = TestDir::new();
+        let former = leave_behind(dir.path(), Some(Standing::Here), false);
+        let vm = StateDir::open(dir.path()).unwrap().vm("web1");
+        let home = vm.join("2");
+        let argv = request("web1").argv;
+        let start = Start {
+            name: "web1",
+            argv: &argv,
+            cwd: Path::new("/"),
+            dir: &home,
+            incoming,
+            machine: None,
+            by: By::Operator,
+            user: None,
+            guest_port: GuestPort::None,
+            knows_legacy_ack: false,
+            up_max: UP_MAX,
+            idle_max: UP_MAX,
+        };
+        let next = machine::start(&start).unwrap().record();
+        let noted = (standing != Standing::Starting).then(|| next.clone());
+        Record::new(standing, noted, 32 << 20, "", "tenant-7").write_next(&vm).unwrap();
+        Self { dir, vm, former, next }
+    }
+
+    fn pid(&self) -> u32 {
+        self.next.pid()
+    }
+}
+
+#[test]
+fn one_that_never_had_the_vm_is_ended() {
+    for standing in [Standing::Starting, Standing::Arriving] {
+        let left = Left::new(standing, true);
+        let registry = open(left.dir.path());
+        assert!(is_alive(left.former) && !is_alive(left.pid()), "{standing:?}");
+        assert_eq!(registry.show("web1").unwrap().pid, left.former);
+        assert!(!may_have_next(&left.vm) && !left.vm.join("2").exists());
+        registry.stop("web1", FORCE).unwrap();
+    }
+}
+
+#[test]
+fn one_that_may_have_it_is_left_alone_and_no_other_one_is_started() {
+    let left = Left::new(Standing::Arriving, false);
+    let registry = open(left.dir.path());
+    assert!(is_alive(left.former) && is_alive(left.pid()));
+    assert!(may_have_next(&left.vm));
+    let vm = registry.vm("web1").unwrap();
+    let refused = registry.seat(&vm, &vm.machine().unwrap()).err().unwrap().to_string();
+    assert!(refused.contains("an earlier upgrade of web1 may have left"), "{refused}");
+    assert!(left.vm.join("2/qmp").exists() && is_alive(left.pid()));
+    machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
+    registry.stop("web1", FORCE).unwrap();
+}
+
+#[test]
+fn one_that_has_it_by_the_vms_record_needs_no_record_of_its_own() {
+    let left = Left::new(Standing::Arriving, true);
+    let machine = Some(left.next.clone());
+    Record::new(Standing::Here, machine, 32 << 20, "", "tenant-7").write(&left.vm).unwrap();
+    let registry = open(left.dir.path());
+    assert_eq!(registry.show("web1").unwrap().pid, left.pid());
+    assert!(!may_have_next(&left.vm) && is_alive(left.pid()));
+    registry.stop("web1", FORCE).unwrap();
+    let former = Process::now(left.former).unwrap();
+    former.kill().unwrap();
+}
+
+#[test]
+fn a_journal_decides_about_it() {
+    for has_it in [true, false] {
+        let left = Left::new(Standing::Arriving, true);
+        let held = Held(vec![("web1".to_owned(), Some(left.next.clone()))]);
+        let former = Record::read(&left.vm).unwrap().machine.unwrap();
+        let state = StateDir::open(left.dir.path()).unwrap();
+        let registry = Arc::new(Registry::open(state, &held).unwrap());
+        assert!(registry.is_unsettled("web1") && is_alive(left.pid()));
+
+        let machine = Arc::new(machine::reopen(&left.next, &left.vm).unwrap());
+        machine.is_one_of_two(true);
+        let mut seat = registry.seat_found("web1", Some(machine), &left.next).unwrap();
+        assert_eq!(registry.who_has(left.pid()).as_deref(), Some("web1"));
+        if has_it {
+            seat.adopt().unwrap();
+        }
+        drop(seat);
+        assert_eq!(is_alive(left.pid()), has_it);
+        assert!(!may_have_next(&left.vm));
+        let pid = if has_it { left.pid() } else { left.former };
+        assert_eq!(registry.show("web1").unwrap().pid, pid);
+        if has_it {
+            assert!(registry.seat_found("web1", None, &left.next).is_none());
+            assert!(registry.may_live_besides("web1", &former));
+            assert!(Record::read(&left.vm).unwrap().machine.unwrap().is_of(&left.next));
+            Process::now(left.former).unwrap().kill().unwrap();
+            registry.empty_seat("web1", &former);
+            assert!(!left.vm.join("qmp").exists() && left.vm.join("2/qmp").exists());
+        } else {
+            assert!(!registry.may_live_besides("web1", &former));
+        }
+        registry.settled_here("web1");
+        registry.stop("web1", FORCE).unwrap();
+    }
+}
+
+/// The former one goes on if the next one did not take the VM after all.
+#[test]
+fn a_seat_that_is_given_up_leaves_nothing() {
+    let dir = TestDir::new();
+    let registry = open(dir.path());
+    registry.run(&request("web1"), &probes()).unwrap();
+    let vm = registry.vm("web1").unwrap();
+    let former = vm.machine().unwrap();
+    let seat = registry.seat(&vm, &former).unwrap();
+    assert!(registry.seat(&vm, &former).is_err(), "one at a time");
+    seat.promise(7, |promised| {
+        assert_eq!(promised, 0);
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(registry.promised(), 7);
+    seat.note_starting().unwrap();
+    assert!(may_have_next(&vm.dir) && seat.home.is_dir());
+    drop(seat);
+    assert_eq!(registry.promised(), 0);
+    assert!(!may_have_next(&vm.dir) && !vm.dir.join("2").exists());
+    registry.keeps("web1", &former);
+    assert!(Arc::ptr_eq(&registry.vm("web1").unwrap(), &vm), "it had never lost it");
+    registry.stop("web1", FORCE).unwrap();
+}

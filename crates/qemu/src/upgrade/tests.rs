@@ -1,0 +1,129 @@
+use facts::program::{CpuModel, MachineType};
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const MACHINE: &str = "pc-q35-7.2";
+
+fn backend(id: &str, mib: u64, share: bool) -> MemoryBackend {
+    MemoryBackend { id: id.to_owned(), bytes: mib * MIB, share }
+}
+
+fn known(line: &str, backends: Vec<MemoryBackend>) -> Known {
+    Known {
+        argv: line.split_whitespace().map(str::to_owned).collect(),
+        version: (10, 0, 2),
+        machine: MACHINE.to_owned(),
+        ram_bytes: backends.iter().map(|one| one.bytes).sum(),
+        backends,
+        ..Known::default()
+    }
+}
+
+fn next() -> Capabilities {
+    let machine = MachineType { name: MACHINE.to_owned(), alias: None, deprecated: false };
+    let cpu = CpuModel { name: "Haswell".to_owned(), unavailable: Vec::new() };
+    Capabilities {
+        version: (11, 1, 3),
+        machines: vec![machine],
+        cpus: vec![cpu],
+        ..Capabilities::default()
+    }
+}
+
+fn reasons(known: &Known) -> Vec<String> {
+    match known.plan(&next()) {
+        Plan::Not { reasons } => reasons.iter().map(ToString::to_string).collect(),
+        plan => panic!("{plan:?}"),
+    }
+}
+
+#[test]
+fn shared_files_are_handed_over_and_private_memory_is_copied() {
+    let plan = |version, line: &str, backends| {
+        Known { version, ..known(line, backends) }.plan(&next())
+    };
+    let file = "qemu -object memory-backend-file,id=r,size=64M,share=on,mem-path=/ram";
+    let memfd = "qemu -object memory-backend-memfd,id=r,size=64M";
+    let made = "qemu -object memory-backend-file,id=r,size=64M,share=on,\
+                mem-path=/proc/self/fd/droveway-ram";
+    let copied = |mib| Plan::Copied { bytes: mib * MIB };
+    for (version, line, backends, expected) in [
+        ((10, 0, 2), file, vec![backend("r", 64, true)], Plan::HandedOver),
+        ((7, 2, 22), file, vec![backend("r", 64, true)], Plan::HandedOver),
+        // Mapped privately, whatever the file is.
+        ((10, 0, 2), file, vec![backend("r", 64, false)], copied(64)),
+        ((7, 2, 22), memfd, vec![backend("r", 64, true)], Plan::HandedOver),
+        ((10, 0, 2), memfd, vec![backend("r", 64, true)], copied(64)),
+        ((10, 0, 2), "qemu -m 64", vec![backend("pc.ram", 64, false)], copied(64)),
+        ((10, 0, 2), made, vec![backend("r", 64, true)], Plan::HandedOver),
+        ((7, 2, 22), made, vec![backend("r", 64, true)], Plan::HandedOver),
+        // Plugged in since.
+        ((10, 0, 2), file, vec![backend("r", 64, true), backend("more", 32, true)], copied(32)),
+    ] {
+        assert_eq!(plan(version, line, backends), expected, "{version:?}: {line}");
+    }
+    let unlisted = Known { ram_bytes: 96 * MIB, ..known(file, vec![backend("r", 64, true)]) };
+    assert_eq!(unlisted.plan(&next()), copied(32));
+}
+
+/// Two QEMUs with the same file would write to each other's RAM.
+#[test]
+fn what_would_be_handed_over_is_copied_unless_two_would_write_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let object = |path: &str| {
+        let object = format!("memory-backend-file,id=r,size=64M,share=on,mem-path={path}");
+        ["qemu", "-object", &object].map(str::to_owned).to_vec()
+    };
+    for (path, expected) in [
+        ("ram", vec!["r".to_owned()]),
+        (".", Vec::new()),
+        ("/proc/self/fd/droveway-ram", Vec::new()),
+    ] {
+        assert_eq!(in_files(&object(path), dir.path()), expected, "{path}");
+    }
+    let shared = known("qemu -m 64", vec![backend("r", 64, true)]);
+    assert_eq!(shared.plan_copy(&next()), Plan::Copied { bytes: 64 * MIB });
+    let in_files = vec!["r".to_owned()];
+    let vm = Known { in_files, ..shared };
+    let reasons = vec![Obstacle::InFile { id: "r".to_owned() }];
+    assert_eq!(vm.plan_copy(&next()), Plan::Not { reasons });
+    let blocked = Known { blockers: vec!["x".to_owned()], ..vm };
+    assert_eq!(blocked.plan_copy(&next()), blocked.plan(&next()));
+}
+
+#[test]
+fn what_forbids_it_is_named() {
+    let plain = || known("qemu -cpu Haswell,+aes", vec![backend("pc.ram", 64, false)]);
+    assert_eq!(plain().plan(&next()), Plan::Copied { bytes: 64 * MIB });
+    let vm = Known { blockers: vec!["0000:00:04.0/nvme".to_owned()], ..plain() };
+    assert_eq!(reasons(&vm), ["QEMU can't migrate it: 0000:00:04.0/nvme"]);
+    let devices = ["virtio-net-pci", "vfio-pci-nohotplug", "vhost-user-fs-pci"];
+    let vm = Known { devices: devices.map(str::to_owned).to_vec(), ..plain() };
+    let expected = [
+        "vfio-pci-nohotplug has a device of the host for itself",
+        "the back end of vhost-user-fs-pci serves one QEMU",
+    ];
+    assert_eq!(reasons(&vm), expected);
+    let vm = known("qemu -serial unix:/s,server=on", Vec::new());
+    assert_eq!(reasons(&vm), ["-serial is connected to something outside of QEMU"]);
+    let no_room = NoRoom::Pages { needed: 64 * MIB, available: 16 * MIB };
+    let vm = Known { no_room: Some(no_room), ..plain() };
+    assert_eq!(reasons(&vm), ["a copy of its RAM takes 64 MiB, and this host has 16 MiB"]);
+    let no_room = NoRoom::Huge { page_bytes: 2 * MIB, needed: 32, free: 4 };
+    let vm = Known { no_room: Some(no_room), ..plain() };
+    assert_eq!(reasons(&vm), ["a copy of its RAM takes 64 MiB, and this host has 8 MiB"]);
+    let vm = Known { machine: "pc-q35-12.0".to_owned(), ..plain() };
+    assert_eq!(reasons(&vm), ["QEMU 11.1.3 doesn't know the machine type pc-q35-12.0"]);
+    let vm = known("qemu -cpu Later", Vec::new());
+    assert_eq!(reasons(&vm), ["QEMU 11.1.3 doesn't know the CPU model Later"]);
+    let vm = known("qemu -m", Vec::new());
+    assert_eq!(reasons(&vm), ["its command line can't be used: -m needs an argument"]);
+}
+
+#[test]
+fn of_libvirts_vms_only_libvirt_is_named() {
+    let line = "qemu -chardev socket,id=charmonitor,fd=22,server=on,wait=off -vnc :1 -m 64";
+    let vm = known(line, Vec::new());
+    assert_eq!(vm.plan(&next()), Plan::Not { reasons: vec![Obstacle::Libvirt] });
+}
