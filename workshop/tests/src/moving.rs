@@ -140,6 +140,14 @@ impl Moving {
         }
     }
 
+    /// Whether it has ended.
+    ///
+    /// # Panics
+    /// If that isn't known.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Interrupts it, as Ctrl-C does.
     pub fn interrupt(&self) {
         interrupt(self.child.id());

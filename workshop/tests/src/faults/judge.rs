@@ -14,6 +14,16 @@ const SETTLE_MAX: Duration = Duration::from_secs(100);
 /// loaded`.
 #[must_use]
 pub fn phase(world: &World, from: Side) -> String {
+    phases(world, from, from.other())
+}
+
+/// The same of a migration within one host, where both journals are.
+#[must_use]
+pub fn phase_within(world: &World, at: Side) -> String {
+    phases(world, at, at)
+}
+
+fn phases(world: &World, from: Side, to: Side) -> String {
     let note = |side: Side, extension: &str| {
         let dir = world.host(side).inside("state/journals");
         let files = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -26,7 +36,7 @@ pub fn phase(world: &World, from: Side) -> String {
     };
     let none = || "-".to_owned();
     let source = note(from, "source").unwrap_or_else(none);
-    let destination = note(from.other(), "destination").unwrap_or_else(none);
+    let destination = note(to, "destination").unwrap_or_else(none);
     format!("{source} / {destination}")
 }
 
