@@ -8,5 +8,5 @@ mod yard;
 
 pub use inject::Traced;
 pub use judge::{phase, phase_within};
-pub use plan::{End, Fault, Moment, Plan};
+pub use plan::{End, Fault, Moment, Plan, Way};
 pub use yard::{Fate, Seen, Yard};

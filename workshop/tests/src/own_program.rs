@@ -34,8 +34,8 @@ impl OwnProgram {
         Self { path, outside }
     }
 
-    /// Puts a copy of an installed QEMU there, as its package does. A copy finds modules and firmware
-    /// next to itself.
+    /// Puts a copy of an installed QEMU there, as its package does. A copy finds modules and
+    /// firmware next to itself.
     ///
     /// # Panics
     /// If it can't be copied.

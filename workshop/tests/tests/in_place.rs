@@ -265,7 +265,7 @@ fn cancelled() {
         let moving = world.begin_upgrade(&[&guest], Side::A, &["web1"]);
         let mut next = None;
         until("the next QEMU starts", || {
-            next = world.arriving_qemu(Side::A);
+            next = world.arriving_qemu(Side::A, pid);
             next.is_some()
         });
         let frozen = next.map(Frozen::new);

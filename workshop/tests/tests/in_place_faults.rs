@@ -1,5 +1,5 @@
-//! Something fails while a VM gets another QEMU on its host: the agent, the next QEMU, or the former
-//! one. Then the VM runs exactly once, with all that its guest wrote.
+//! Something fails while a VM gets another QEMU on its host: the agent, the next QEMU, or the
+//! former one. Then the VM runs exactly once, with all that its guest wrote.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ impl Halfway {
         let nth = |phase: &str| PHASES.iter().position(|one| *one == phase);
         let mut next = None;
         until(&format!("the journals are at {phase}"), || {
-            next = world.arriving_qemu(Side::A);
+            next = world.arriving_qemu(Side::A, former);
             next.is_some() && nth(&phase_within(&world, Side::A)) >= nth(phase)
         });
         let next = next.expect("it runs");
@@ -182,7 +182,7 @@ fn the_former_qemu_dies_before_the_vm_is_stopped() {
         let pid = world.vm(Side::A, "web1").unwrap().pid;
         program.script(&world.kit.qemu, "while :; do sleep 1; done");
         let moving = world.begin_upgrade(&[&guest], Side::A, &["web1"]);
-        until("the next QEMU starts", || world.arriving_qemu(Side::A).is_some());
+        until("the next QEMU starts", || world.arriving_qemu(Side::A, pid).is_some());
         kill(pid);
         let (success, output, said) = moving.wait_any();
         assert!(!success, "{output}\n{said}");

@@ -23,7 +23,8 @@ pub fn phase_within(world: &World, at: Side) -> String {
     phases(world, at, at)
 }
 
-fn phases(world: &World, from: Side, to: Side) -> String {
+/// The phases in the journals of these sides.
+pub(super) fn phases(world: &World, from: Side, to: Side) -> String {
     let note = |side: Side, extension: &str| {
         let dir = world.host(side).inside("state/journals");
         let files = fs::read_dir(dir).into_iter().flatten().flatten();

@@ -34,15 +34,16 @@ impl World {
         Moving::new(self.agent(at).command(self.host(at), &upgrade))
     }
 
-    /// The QEMU on a host in which a VM is to arrive, if there is one: also before it runs as such.
+    /// The QEMU in which a VM is to arrive on a host, from its start on. The one that has the VM may
+    /// have started in the same way.
     ///
     /// # Panics
     /// If the host's processes can't be listed.
     #[must_use]
-    pub fn arriving_qemu(&self, at: Side) -> Option<u32> {
+    pub fn arriving_qemu(&self, at: Side, former: u32) -> Option<u32> {
         let waits = |pid: &u32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.split(|byte| *byte == 0).any(|word| word == b"-incoming")
+            *pid != former && line.split(|byte| *byte == 0).any(|word| word == b"-incoming")
         };
         self.host(at).processes().unwrap().into_iter().find(waits)
     }
