@@ -44,13 +44,7 @@ pub(super) fn run(kit: &Kit, vm: &Vm, way: Way) -> Result<Vec<Run>> {
 }
 
 /// One change of QEMU, of a VM that writes at `rate`, and needs as much memory once more.
-fn measure(
-    hosts: &Hosts,
-    by: &mut By,
-    guest: &Guest,
-    copied_bytes: u64,
-    rate: u64,
-) -> Result<Run> {
+fn measure(hosts: &Hosts, by: &mut By, guest: &Guest, copied_bytes: u64, rate: u64) -> Result<Run> {
     thread::sleep(SETTLE);
     warm::memory(copied_bytes);
     let cpu = CpuMeter::start(&[&hosts.a], Vec::new(), cpu::OFTEN)?;
