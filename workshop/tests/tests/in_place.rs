@@ -335,42 +335,43 @@ fn dropped(world: &World) -> u64 {
     String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
 }
 
-/// A connection goes through it, every request is answered in order, and no packet is lost at the
-/// tap.
+/// Two QEMUs can't have the tap, so nothing is touched: a connection to the guest goes on, and no
+/// packet is lost at the tap.
 #[test]
-fn with_a_tap_and_a_connection_to_the_guest() {
-    for (options, how) in BOTH {
-        let world = World::new(Link::unshaped());
-        let outside = Outside::join(&world.hosts).unwrap();
-        let mut spec = guest("256M", RATE);
-        spec.orders.serve_bytes = 8 * MIB;
-        spec.initrd = Some(setup::server_initrd(&world.kit).unwrap());
-        spec.extra.extend(Outside::arguments());
-        let guest = world.boot_by(&spec, &world.kit.qemu, options);
-        let connect = || outside.host.within(|| TcpStream::connect((ADDRESS, PORT)).ok());
-        let mut connection = None;
-        until("the server listens", || {
-            connection = connect();
-            connection.is_some()
-        });
-        let connection = connection.unwrap();
-        let before = dropped(&world);
-        let answered = &AtomicU64::new(0);
-        let (going, over) = channel();
-        let goes_on = || {
-            let now = answered.load(Relaxed);
-            until("requests are answered", || answered.load(Relaxed) > now + 10);
-        };
-        thread::scope(|scope| {
-            scope.spawn(move || converse(connection, &over, answered));
-            // Dropped by a failure as well, which would otherwise wait for that thread for ever.
-            let _going = going;
-            for _ in 0..3 {
-                goes_on();
-                drop(world.upgrade(&guest, Side::A, how, &[]));
-            }
+fn one_with_a_tap_is_refused_while_a_connection_goes_on() {
+    let world = World::new(Link::unshaped());
+    let outside = Outside::join(&world.hosts).unwrap();
+    let mut spec = guest("256M", RATE);
+    spec.orders.serve_bytes = 8 * MIB;
+    spec.initrd = Some(setup::server_initrd(&world.kit).unwrap());
+    spec.extra.extend(Outside::arguments());
+    let guest = world.boot_by(&spec, &world.kit.qemu, HAND_OVER);
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let connect = || outside.host.within(|| TcpStream::connect((ADDRESS, PORT)).ok());
+    let mut connection = None;
+    until("the server listens", || {
+        connection = connect();
+        connection.is_some()
+    });
+    let connection = connection.unwrap();
+    let before = dropped(&world);
+    let answered = &AtomicU64::new(0);
+    let (going, over) = channel();
+    let goes_on = || {
+        let now = answered.load(Relaxed);
+        until("requests are answered", || answered.load(Relaxed) > now + 10);
+    };
+    thread::scope(|scope| {
+        scope.spawn(move || converse(connection, &over, answered));
+        // Dropped by a failure as well, which would otherwise wait for that thread for ever.
+        let _going = going;
+        for _ in 0..3 {
             goes_on();
-        });
-        assert_eq!(dropped(&world), before, "packets were lost at the tap");
-    }
+            let why = world.refuses(Side::A, &["upgrade", "web1"]);
+            assert!(why.contains("is connected to a network of the host"), "{why}");
+        }
+        goes_on();
+    });
+    assert_eq!(dropped(&world), before, "packets were lost at the tap");
+    world.assert_stayed(&guest, Side::A, pid);
 }

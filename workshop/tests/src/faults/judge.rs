@@ -74,7 +74,9 @@ pub(super) fn settled(world: &World, gone: bool) -> Result<(), String> {
 }
 
 fn lost_there(vm: &VmSummary) -> bool {
-    vm.problem.as_ref().is_some_and(|problem| problem.contains("and died there"))
+    // At another host, or in another QEMU of this one.
+    let lost = ["and died there", "ended when it had been ordered to run it"];
+    vm.problem.as_ref().is_some_and(|problem| lost.iter().any(|words| problem.contains(words)))
 }
 
 /// Where the VM runs, if it does; a dead one is removed where its end is reported. A QEMU that hung
