@@ -116,6 +116,13 @@ impl World {
             dirs.sort();
             dirs == vms()
         });
+        // A QEMU's files are in the VM's directory or in its second seat, never in both.
+        let has_one_seat = |name: &String| {
+            let files = self.state_files(at, &format!("vms/{name}"));
+            let has = |file: &str| files.iter().any(|one| one == file);
+            !has("next.json") && has("qemu.log") != has("2")
+        };
+        until_gone("each VM has one seat", || vms().iter().all(has_one_seat));
         until_gone("no journal is left", || self.state_files(at, "journals").is_empty());
         let pids: Vec<u32> = self.vms(at).iter().map(|vm| vm.pid).collect();
         self.assert_only(at, &pids);
