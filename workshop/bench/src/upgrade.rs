@@ -1,5 +1,5 @@
-//! Another QEMU for VMs that stay on their host: their RAM is handed over, or copied by the agent,
-//! or by QEMU's own migration to another QEMU next to it.
+//! Another QEMU for VMs that stay on their host: by the agent, from RAM of either kind, or by QEMU's
+//! own migration to another QEMU next to it.
 
 mod many;
 mod one;
@@ -19,8 +19,8 @@ use lab::setup::{self, Accelerator, Kit};
 /// Its name: `make bench-NAME`.
 pub const NAME: &str = "upgrade";
 /// What it measures, for people.
-pub const ABOUT: &str = "another QEMU in place: VMs of 1, 4 and 8 GiB, idle and writing, handed \
-                         over, copied, and by QEMU alone; 20 VMs at once";
+pub const ABOUT: &str = "another QEMU in place: VMs of 1, 4 and 8 GiB, idle and writing, with RAM \
+                         in files, QEMU's own, and by QEMU alone; 20 VMs at once";
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// The parts of a VM's RAM that hold content: what is copied, and then exists twice.
@@ -29,7 +29,7 @@ const OF: u64 = 4;
 const WORKING_SET_BYTES: u64 = 128 * MIB;
 /// What a VM that writes writes per second.
 const RATE: u64 = 50_000_000;
-/// Goals of a VM that is handed over, and of all VMs.
+/// Goals of a VM whose RAM could stay where it is, and of all VMs.
 const SILENCE_MS_MAX: f64 = 50.0;
 const TOTAL_S_MAX: f64 = 0.5;
 const ALL_S_MAX: f64 = 15.0;
@@ -37,29 +37,29 @@ const ALL_S_MAX: f64 = 15.0;
 /// How a VM gets another QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Its RAM stays where it is.
-    HandedOver,
-    /// The agent copies its RAM.
-    Copied,
+    /// By the agent. Its RAM is in files that another QEMU could map.
+    InFiles,
+    /// By the agent. Its RAM is QEMU's own.
+    Private,
     /// QEMU copies its RAM, over a unix socket.
     Qemu(Mode),
 }
 
 const WAYS: [Way; 4] =
-    [Way::HandedOver, Way::Copied, Way::Qemu(Mode::Precopy), Way::Qemu(Mode::Multifd)];
+    [Way::InFiles, Way::Private, Way::Qemu(Mode::Precopy), Way::Qemu(Mode::Multifd)];
 
 impl Way {
     fn name(self) -> &'static str {
         match self {
-            Self::HandedOver => "handed-over",
-            Self::Copied => "copied",
+            Self::InFiles => "in-files",
+            Self::Private => "private",
             Self::Qemu(mode) => mode.name(),
         }
     }
 
     /// Options of `droveway run`.
     fn options(self) -> &'static [&'static str] {
-        if self == Self::HandedOver { &["--hand-over"] } else { &[] }
+        if self == Self::InFiles { &["--hand-over"] } else { &[] }
     }
 }
 
@@ -159,7 +159,7 @@ fn turns(with_kvm: bool) -> Vec<Turn> {
     let mut turns: Vec<(Vm, Way)> = each.into_iter().flatten().collect();
     turns.sort_by_key(|(vm, _)| vm.ram_bytes);
     let turns = turns.into_iter().map(|(vm, way)| Turn::One(vm, way));
-    turns.chain([Way::HandedOver, Way::Copied].map(Turn::Many)).collect()
+    turns.chain([Way::InFiles, Way::Private].map(Turn::Many)).collect()
 }
 
 fn of_size(name: &'static str, ram_bytes: u64) -> Vm {
@@ -208,17 +208,17 @@ fn goals(outcome: &Outcome) -> Vec<Goal> {
             detail: worst.map_or_else(String::new, |worst| format!("at most {worst:.2}")),
         }
     };
-    let is_handed_over: fn(&str) -> bool = |name| name.starts_with(Way::HandedOver.name());
+    let is_in_files: fn(&str) -> bool = |name| name.starts_with(Way::InFiles.name());
     vec![
         goal(
-            format!("handed over: at most {SILENCE_MS_MAX:.0} ms of silence in every run"),
-            is_handed_over,
+            format!("RAM in files: at most {SILENCE_MS_MAX:.0} ms of silence in every run"),
+            is_in_files,
             |run| run.guest_gap_ms,
             SILENCE_MS_MAX,
         ),
         goal(
-            format!("handed over: at most {TOTAL_S_MAX} s in every run"),
-            is_handed_over,
+            format!("RAM in files: at most {TOTAL_S_MAX} s in every run"),
+            is_in_files,
             |run| run.total_s,
             TOTAL_S_MAX,
         ),
@@ -239,10 +239,10 @@ mod tests {
     fn every_size_has_all_ways_one_after_the_other() {
         let names: Vec<String> = turns(true).iter().flat_map(Turn::names).collect();
         assert_eq!(names.len(), 4 * WAYS.len() * 2 + 2);
-        assert_eq!(names[0], "handed-over-kvm-idle");
-        assert_eq!(names[8..10], ["handed-over-1G-idle", "handed-over-1G-writing"]);
-        assert_eq!(names[10], "copied-1G-idle");
-        assert_eq!(names.last().map(String::as_str), Some("20-vms-copied"));
+        assert_eq!(names[0], "in-files-kvm-idle");
+        assert_eq!(names[8..10], ["in-files-1G-idle", "in-files-1G-writing"]);
+        assert_eq!(names[10], "private-1G-idle");
+        assert_eq!(names.last().map(String::as_str), Some("20-vms-private"));
         assert_eq!(turns(false).len(), 3 * WAYS.len() + 2);
     }
 
@@ -250,16 +250,16 @@ mod tests {
     fn the_worst_run_counts_and_a_failed_one_misses() {
         let mut outcome = Outcome::default();
         let run = |guest_gap_ms, total_s| Run { ok: true, guest_gap_ms, total_s, ..Run::default() };
-        add(&mut outcome, "handed-over-1G-idle".to_owned(), run(20.0, 0.2));
-        add(&mut outcome, "handed-over-8G-writing".to_owned(), run(51.0, 0.3));
-        add(&mut outcome, "copied-8G-writing".to_owned(), run(500.0, 30.0));
+        add(&mut outcome, "in-files-1G-idle".to_owned(), run(20.0, 0.2));
+        add(&mut outcome, "in-files-8G-writing".to_owned(), run(51.0, 0.3));
+        add(&mut outcome, "private-8G-writing".to_owned(), run(500.0, 30.0));
         let reached = |outcome: &Outcome| -> Vec<_> {
             goals(outcome).iter().map(|goal| goal.reached).collect()
         };
         assert_eq!(reached(&outcome), [Some(false), Some(true), None]);
         assert_eq!(goals(&outcome)[0].detail, "at most 51.00");
-        add(&mut outcome, "handed-over-4G-idle".to_owned(), Run::default());
-        add(&mut outcome, "20-vms-copied".to_owned(), run(30.0, 9.0));
+        add(&mut outcome, "in-files-4G-idle".to_owned(), Run::default());
+        add(&mut outcome, "20-vms-private".to_owned(), run(30.0, 9.0));
         assert_eq!(reached(&outcome), [Some(false), Some(false), Some(true)]);
     }
 }

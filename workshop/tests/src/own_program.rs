@@ -1,10 +1,12 @@
-//! A program on host A that runs VMs, and that a test can replace while they run.
+//! A program on both hosts that runs VMs, and that a test can replace while they run.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use lab::hosts::RUN_DIR;
+use lab::setup;
+use qemu::programs::USUAL;
 
 use crate::{Side, World};
 
@@ -17,21 +19,36 @@ const NAME: &str = "bin/qemu-system-x86_64";
 pub struct OwnProgram {
     /// As command lines name it.
     pub path: PathBuf,
-    outside: PathBuf,
+    /// On each host, as seen from outside.
+    files: [PathBuf; 2],
 }
 
 impl OwnProgram {
-    /// Has agents accept it, for which they restart. It doesn't exist yet.
+    /// Has agents accept it, for which they restart. It executes the lab's QEMU.
     ///
     /// # Panics
     /// If there is no room for it.
     #[must_use]
     pub fn new(world: &mut World) -> Self {
-        let path = Path::new(RUN_DIR).join(HOME).join(NAME);
-        world.list_program(&path.display().to_string());
-        let outside = world.host(Side::A).run_dir.join(HOME).join(NAME);
-        fs::create_dir_all(outside.parent().unwrap()).unwrap();
-        Self { path, outside }
+        let file = |side| world.host(side).run_dir.join(HOME).join(NAME);
+        let files = [Side::A, Side::B].map(file);
+        for file in &files {
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+        }
+        let program = Self { path: Path::new(RUN_DIR).join(HOME).join(NAME), files };
+        program.script(&world.kit.qemu, ":");
+        let arguments = program.arguments();
+        world.tell_agents_also(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        program
+    }
+
+    /// Arguments by which agents accept it, the usual programs and the lab's own.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<String> {
+        let own = setup::own_qemus().into_iter().chain([self.path.clone()]);
+        let own = own.map(|path| path.display().to_string());
+        let all = USUAL.map(str::to_owned).into_iter().chain(own);
+        all.flat_map(|place| ["--qemu-programs".to_owned(), place]).collect()
     }
 
     /// Puts a copy of an installed QEMU there, as its package does. A copy finds modules and
@@ -41,10 +58,11 @@ impl OwnProgram {
     /// If it can't be copied.
     pub fn copy(&self, qemu: &Path) {
         let installed = qemu.ancestors().nth(2).unwrap();
-        let home = self.outside.ancestors().nth(2).unwrap();
-        for part in ["share", "lib"].map(Path::new) {
-            if !home.join(part).exists() {
-                symlink(installed.join(part), home.join(part)).unwrap();
+        for home in self.files.iter().map(|file| file.ancestors().nth(2).unwrap()) {
+            for part in ["share", "lib"].map(Path::new) {
+                if !home.join(part).exists() {
+                    symlink(installed.join(part), home.join(part)).unwrap();
+                }
             }
         }
         self.put(|new| {
@@ -70,9 +88,11 @@ impl OwnProgram {
         });
     }
 
-    fn put(&self, make: impl FnOnce(&Path)) {
-        let new = self.outside.with_extension("new");
-        make(&new);
-        fs::rename(new, &self.outside).unwrap();
+    fn put(&self, make: impl Fn(&Path)) {
+        for file in &self.files {
+            let new = file.with_extension("new");
+            make(&new);
+            fs::rename(new, file).unwrap();
+        }
     }
 }

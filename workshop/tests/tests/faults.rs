@@ -83,7 +83,7 @@ fn qemus_and_disks_fail_in_the_middle_of_a_switchover() {
 #[test]
 fn upgrades_fail_in_the_middle_of_a_switchover() {
     use End::{Destination, Source};
-    for handed_over in [true, false] {
+    for in_files in [true, false] {
         let plans = [
             (Fault::KillAgent(Source), 100),
             (Fault::KillAgent(Source), 300),
@@ -94,7 +94,7 @@ fn upgrades_fail_in_the_middle_of_a_switchover() {
             (Fault::DiskFull(Source), 0),
             (Fault::KillQemu(Source), 50),
         ];
-        let way = Way::Upgrade { handed_over };
+        let way = Way::Upgrade { in_files };
         let plans = plans.map(|(fault, ms)| Plan { way, ..Plan::at_a_step(fault, ms, SHORT) });
         assert_all_survived(System::Bare, &plans);
     }

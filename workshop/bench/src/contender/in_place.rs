@@ -1,6 +1,9 @@
 //! Another QEMU for VMs that stay on their host: by the agent, or by QEMU's own migration over a
 //! unix socket.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use api::{Outcome, Report};
@@ -9,7 +12,7 @@ use serde_json::json;
 use super::droveway::{moved, within};
 use super::qemu::{End, Events, Failure, Mode, launch};
 use lab::agent::Agent;
-use lab::error::{LabError, Result};
+use lab::error::{FileContext, LabError, Result};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Hosts, RUN_DIR};
 use lab::program;
@@ -37,6 +40,14 @@ pub(crate) struct Changed {
 /// An agent, and VMs that it has started.
 pub(crate) struct ByAgent(Agent);
 
+/// The name of the VMs' program: a script, since a VM gets another QEMU of the same program only if
+/// that may have changed.
+const PROGRAM: &str = "qemu-of-vms";
+
+fn program_path() -> PathBuf {
+    Path::new(RUN_DIR).join(PROGRAM)
+}
+
 /// A command that has ended.
 pub(crate) struct Commanded {
     /// A report of each VM.
@@ -49,11 +60,18 @@ pub(crate) struct Commanded {
 
 impl ByAgent {
     /// Starts an agent on host a.
-    pub(crate) fn start(hosts: &Hosts) -> Result<Self> {
-        Agent::start(hosts, &hosts.a).map(Self)
+    pub(crate) fn start(kit: &Kit, hosts: &Hosts) -> Result<Self> {
+        let file = hosts.a.run_dir.join(PROGRAM);
+        let script = format!("#!/bin/sh\nexec '{}' \"$@\"\n", kit.qemu.display());
+        fs::write(&file, script).at("write", &file)?;
+        let executable = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(&file, executable).at("make executable", &file)?;
+        let program = program_path().display().to_string();
+        let listed = ["--qemu-programs", program.as_str()];
+        Agent::start_with(hosts, &hosts.a, &[], &listed).map(Self)
     }
 
-    /// Boots a VM, with RAM that can be handed over or QEMU's own.
+    /// Boots a VM with these options of `run`.
     pub(crate) fn boot(
         &self,
         kit: &Kit,
@@ -63,7 +81,7 @@ impl ByAgent {
     ) -> Result<Guest> {
         let words = [&["run", spec.name.as_str()][..], options, &["--"]].concat();
         let mut run = self.0.command(&hosts.a, &words);
-        program::output(run.args(spec.argv(kit, &kit.qemu)))?;
+        program::output(run.args(spec.argv(kit, &program_path())))?;
         Guest::meet(spec.clone(), &hosts.a)
     }
 

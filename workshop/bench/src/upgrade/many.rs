@@ -27,11 +27,11 @@ const HEARD_MAX: Duration = Duration::from_secs(20);
 /// Boots them, and gives all of them another QEMU.
 pub(super) fn run(kit: &Kit, way: Way) -> Result<Run> {
     let hosts = Hosts::new(Link::unshaped())?;
-    let by = ByAgent::start(&hosts)?;
+    let by = ByAgent::start(kit, &hosts)?;
     let boot = |nth| by.boot(kit, &hosts, &spec(nth), way.options());
     let guests: Vec<Guest> = (1..=VMS).map(boot).collect::<Result<_>>()?;
     thread::sleep(SETTLE);
-    warm::memory(if way == Way::HandedOver { 0 } else { VMS * RAM_BYTES });
+    warm::memory(VMS * RAM_BYTES);
     let cpu = CpuMeter::start(&[&hosts.a], Vec::new(), cpu::OFTEN)?;
     for guest in &guests {
         guest.forget_gap();

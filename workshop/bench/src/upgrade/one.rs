@@ -32,21 +32,21 @@ pub(super) fn run(kit: &Kit, vm: &Vm, way: Way) -> Result<Vec<Run>> {
         let (by, guest) = ByQemu::start(kit, &hosts, &vm.spec, mode)?;
         (By::Qemu(Box::new(by)), guest)
     } else {
-        let by = ByAgent::start(&hosts)?;
+        let by = ByAgent::start(kit, &hosts)?;
         let guest = by.boot(kit, &hosts, &vm.spec, way.options())?;
         (By::Agent(by), guest)
     };
-    let copied_bytes = if way == Way::HandedOver { 0 } else { vm.ram_bytes };
-    let idle = measure(&hosts, &mut by, &guest, copied_bytes, 0)?;
+    let idle = measure(&hosts, &mut by, &guest, vm, 0)?;
     guest.ask(&format!("rate {}", vm.rate))?;
-    let writing = measure(&hosts, &mut by, &guest, copied_bytes, vm.rate)?;
+    let writing = measure(&hosts, &mut by, &guest, vm, vm.rate)?;
     Ok(vec![idle, writing])
 }
 
-/// One change of QEMU, of a VM that writes at `rate`, and needs as much memory once more.
-fn measure(hosts: &Hosts, by: &mut By, guest: &Guest, copied_bytes: u64, rate: u64) -> Result<Run> {
+/// One change of QEMU, of a VM that writes at `rate`.
+fn measure(hosts: &Hosts, by: &mut By, guest: &Guest, vm: &Vm, rate: u64) -> Result<Run> {
     thread::sleep(SETTLE);
-    warm::memory(copied_bytes);
+    // For its RAM once more.
+    warm::memory(vm.ram_bytes);
     let cpu = CpuMeter::start(&[&hosts.a], Vec::new(), cpu::OFTEN)?;
     guest.forget_gap();
     let Changed { started, ran, prepare, downtime, bytes } = match by {

@@ -81,8 +81,8 @@ pub enum Way {
     Move,
     /// It stays on its host, whose agent is at both ends.
     Upgrade {
-        /// Whether its RAM is handed over, and not copied.
-        handed_over: bool,
+        /// Whether its RAM is in files of the agent's, not QEMU's own.
+        in_files: bool,
     },
 }
 
@@ -233,9 +233,9 @@ impl Plan {
         let [secured, share, storage] = [4, 5, 5].map(|times| !below(times).is_zero());
         let once_more = below(3).is_zero();
         // Last, so that a seed's other plans are those from before there were upgrades.
-        let [is_upgrade, handed_over] = [4, 2].map(|times| below(times).is_zero());
+        let [is_upgrade, in_files] = [4, 2].map(|times| below(times).is_zero());
         let way = if is_upgrade && fault.is_within_a_host() {
-            Way::Upgrade { handed_over }
+            Way::Upgrade { in_files }
         } else {
             Way::Move
         };
@@ -257,8 +257,8 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Move => "",
-            Self::Upgrade { handed_over: true } => " (upgrade, handed over)",
-            Self::Upgrade { handed_over: false } => " (upgrade, copied)",
+            Self::Upgrade { in_files: true } => " (upgrade, RAM in files)",
+            Self::Upgrade { in_files: false } => " (upgrade)",
         })
     }
 }
@@ -302,8 +302,8 @@ mod tests {
         assert_ne!(plans(1), plans(2));
         let all = plans(3);
         assert!(FAULTS.iter().all(|fault| all.iter().any(|plan| plan.fault == *fault)));
-        for handed_over in [false, true] {
-            assert!(all.iter().any(|plan| plan.way == Way::Upgrade { handed_over }));
+        for in_files in [false, true] {
+            assert!(all.iter().any(|plan| plan.way == Way::Upgrade { in_files }));
         }
         let mut upgrades = all.iter().filter(|plan| plan.way != Way::Move);
         assert!(upgrades.all(|plan| plan.fault.is_within_a_host()));

@@ -15,6 +15,7 @@ use super::judge;
 use super::plan::{Fault, Moment, Plan, Way};
 use crate::files::{Export, Reached, assert_cached_files, export, with_files_by};
 use crate::moving::Moving;
+use crate::own_program::OwnProgram;
 use crate::proxy::Proxies;
 use crate::world::{Side, World, bare, until};
 
@@ -75,8 +76,10 @@ pub struct Yard {
     system: System,
     storage: Option<Export>,
     guest: Option<(Guest, Side)>,
-    /// Whether the guest's RAM can be handed over.
-    hands_over: bool,
+    /// Whether the guest's RAM is in files of the agent's.
+    in_files: bool,
+    /// The guest's, which may have changed as far as agents can tell: a VM gets another QEMU of it.
+    program: OwnProgram,
 }
 
 /// Longest permitted downtime of a migration with a fault, in seconds: the usual one.
@@ -116,6 +119,7 @@ impl Yard {
             Filled::prepare(world.host(side));
             world.start_agent(side);
         }
+        let program = OwnProgram::new(&mut world);
         Self {
             proxies,
             by_proxy,
@@ -124,13 +128,14 @@ impl Yard {
             system,
             storage: None,
             guest: None,
-            hands_over: false,
+            in_files: false,
+            program,
         }
     }
 
     /// Gives agents the arguments that the plan needs.
     fn lay_out(&mut self, plan: &Plan) {
-        let mut told = Vec::new();
+        let mut told = self.program.arguments();
         if plan.secured {
             told.extend(["--tls".to_owned(), Certificates::place()]);
         }
@@ -170,32 +175,32 @@ impl Yard {
     /// The guest, and where it is. For an upgrade it starts anew if its RAM is not of the kind that
     /// the plan needs.
     fn guest_for(&mut self, plan: &Plan) -> (Guest, Side) {
-        let hands_over = match plan.way {
-            Way::Move => self.hands_over,
-            Way::Upgrade { handed_over } => handed_over,
+        let in_files = match plan.way {
+            Way::Move => self.in_files,
+            Way::Upgrade { in_files } => in_files,
         };
         match self.guest.take() {
-            Some(running) if hands_over == self.hands_over => return running,
+            Some(running) if in_files == self.in_files => return running,
             Some((guest, side)) => {
                 self.world.says(side, &["stop", &guest.spec.name, "--force"]);
                 self.world.remove_own_sockets(side, &guest.spec.name);
             }
             None => {}
         }
-        self.hands_over = hands_over;
+        self.in_files = in_files;
         (self.boot(), Side::A)
     }
 
     fn boot(&mut self) -> Guest {
-        let options: &[&str] = if self.hands_over { &["--hand-over"] } else { &[] };
+        let options: &[&str] = if self.in_files { &["--hand-over"] } else { &[] };
         if self.system == System::Bare {
-            return self.world.boot_by(&bare("256M", RATE), &self.world.kit.qemu, options);
+            return self.world.boot_by(&bare("256M", RATE), &self.program.path, options);
         }
         // The old servers have the old disks open.
         self.storage = None;
         let spec = with_files(&self.world);
         self.storage = Some(export(&self.world));
-        self.world.boot_by(&spec, &self.world.kit.qemu, options)
+        self.world.boot_by(&spec, &self.program.path, options)
     }
 
     fn perform(&mut self, plan: &Plan, phase: &mut String) -> Result<Fate, String> {

@@ -8,7 +8,6 @@ use std::path::Path;
 use lab::agent::{Agent, peers};
 use lab::hosts::{Host, RUN_DIR};
 use lab::setup;
-use qemu::programs::USUAL;
 
 use super::{Side, World};
 
@@ -91,14 +90,6 @@ impl World {
     pub fn tell_agents_also(&mut self, more: &[&str]) {
         let more = more.iter().map(|word| (*word).to_owned());
         self.tell_agents(self.usual.iter().cloned().chain(more).collect());
-    }
-
-    /// Has agents accept a program besides the usual ones and the lab's own; they restart.
-    pub fn list_program(&mut self, program: &str) {
-        let own = setup::own_qemus().into_iter().map(|path| path.display().to_string());
-        let all = USUAL.map(str::to_owned).into_iter().chain(own).chain([program.to_owned()]);
-        let listed = all.flat_map(|place| ["--qemu-programs".to_owned(), place]);
-        self.tell_agents(self.usual.iter().cloned().chain(listed).collect());
     }
 
     /// Adds lines to the files of agents that their package's unit runs, and restarts them.

@@ -7,7 +7,7 @@ use lab::fatal::{Kind, fatal};
 use lab::guest::Guest;
 
 use super::{Side, World, assert_arrived, until_gone};
-use crate::moving::Moving;
+use crate::moving::{Moving, audited_deeply};
 
 impl World {
     /// How these VMs can get another QEMU on their host, as `upgrade --dry-run` reports it.
@@ -30,12 +30,13 @@ impl World {
             // Until the former QEMU has ended, this waits for its turn at the same socket.
             guest.expect_on(self.host(at)).unwrap();
         }
-        let upgrade = [&["upgrade", "--json"][..], args].concat();
+        let mut upgrade = [&["upgrade", "--json"][..], args].concat();
+        audited_deeply(&mut upgrade);
         Moving::new(self.agent(at).command(self.host(at), &upgrade))
     }
 
-    /// The QEMU in which a VM is to arrive on a host, from its start on. The one that has the VM may
-    /// have started in the same way.
+    /// The QEMU in which a VM is to arrive on a host, from its start on. The one that has the VM
+    /// may have started in the same way.
     ///
     /// # Panics
     /// If the host's processes can't be listed.
@@ -54,14 +55,14 @@ impl World {
     /// # Panics
     /// If anything is wrong.
     #[must_use]
-    pub fn upgrade(&self, guest: &Guest, at: Side, how: UpgradeHow, args: &[&str]) -> Report {
+    pub fn upgrade(&self, guest: &Guest, at: Side, args: &[&str]) -> Report {
         let args = [&[guest.spec.name.as_str()][..], args].concat();
         let [plan] = self.upgrade_plans(at, &args).try_into().unwrap();
-        assert_eq!(plan.how, how, "{plan:?}");
+        assert_ne!(plan.how, UpgradeHow::Not, "{plan:?}");
         let former = self.listed(at, guest).pid;
         let moving = self.begin_upgrade(&[guest], at, &args);
         let [report] = self.wait_upgraded(at, moving).try_into().unwrap();
-        if how == UpgradeHow::Copied {
+        if plan.how == UpgradeHow::Copied {
             let is_compared = matches!(report.audit, Audited::Same { pages: 1.., .. });
             assert!(is_compared, "{:?}", report.audit);
         }
