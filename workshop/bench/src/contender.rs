@@ -3,6 +3,7 @@
 mod carried;
 mod droveway;
 pub mod gang;
+mod in_place;
 mod qemu;
 mod stays;
 mod tls;
@@ -19,6 +20,7 @@ pub(crate) use carried::carrying;
 pub use carried::{Carried, CarriedFromDisks};
 pub(crate) use droveway::certify;
 pub use droveway::{Droveway, Options};
+pub(crate) use in_place::{ByAgent, ByQemu, Changed, Commanded};
 pub use qemu::{Mode, Qemu};
 pub use stays::{STAYS, Stays};
 pub use virsh::{Virsh, Way, can_compress};

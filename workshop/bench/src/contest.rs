@@ -286,6 +286,6 @@ fn check_disk(run: Run, image: &Image, guest: &Guest, hosts: &Hosts) -> Result<R
 }
 
 /// The share of its full rate that the guest kept while it moved.
-fn work(rate: u64, pages_per_s: f64) -> f64 {
+pub(super) fn work(rate: u64, pages_per_s: f64) -> f64 {
     if rate == 0 { 1.0 } else { pages_per_s * lab_guest::PAGE_BYTES as f64 / rate as f64 }
 }

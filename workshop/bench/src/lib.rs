@@ -30,6 +30,7 @@ mod stolen;
 pub mod sweep;
 pub mod table;
 pub mod tracking;
+pub mod upgrade;
 pub mod visitors;
 mod warm;
 pub mod writers;

@@ -9,7 +9,7 @@ use bench::gang::conditions::Conditions;
 use bench::result::{Outcome, Run};
 use bench::scenario::Scenario;
 use bench::{apps, cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
-use bench::{demo, loads, path, relay, rest, tracking, xen};
+use bench::{demo, loads, path, relay, rest, tracking, upgrade, xen};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
 use lab::field::{Machine, Snapshot};
@@ -281,7 +281,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             let caches = caches.chain([(cache::helper::NAME, cache::helper::ABOUT)]);
             let caches =
                 caches.chain([(path::NAME, path::ABOUT), (tracking::NAME, tracking::ABOUT)]);
-            let caches = caches.chain([(xen::NAME, xen::ABOUT)]);
+            let caches = caches.chain([(upgrade::NAME, upgrade::ABOUT), (xen::NAME, xen::ABOUT)]);
             let apps = apps::all();
             let apps = apps.iter().map(|one| (one.name, one.about));
             let caches = caches.chain(apps);
@@ -344,6 +344,9 @@ fn bench(
     if name == xen::NAME {
         xen::run(kit, runs)?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if name == upgrade::NAME {
+        return Ok(ended(all_right(&upgrade::run(kit, runs, only)?)));
     }
     let contest = scenario::all().into_iter().find(|one| one.name == name);
     let sweep = writers::sweeps().into_iter().find(|one| one.name == name);

@@ -117,7 +117,7 @@ fn takes(binary: &Path, command: &'static str, words: &[String]) -> Result<bool>
 
 /// Whether a command moves VMs.
 fn moves(args: &[&str]) -> bool {
-    matches!(args, ["migrate" | "gang" | "evacuate", ..]) && !args.contains(&"--resume")
+    matches!(args, ["migrate" | "gang" | "evacuate" | "upgrade", ..]) && !args.contains(&"--resume")
 }
 
 impl Agent {

@@ -7,6 +7,6 @@ mod plan;
 mod yard;
 
 pub use inject::Traced;
-pub use judge::phase;
-pub use plan::{End, Fault, Moment, Plan};
+pub use judge::{phase, phase_within};
+pub use plan::{End, Fault, Moment, Plan, Way};
 pub use yard::{Fate, Seen, Yard};

@@ -17,6 +17,7 @@ pub mod libvirt;
 pub mod long_life;
 pub mod memory;
 mod moving;
+mod own_program;
 pub mod pattern;
 pub mod proxmox;
 pub mod proxy;
@@ -32,6 +33,7 @@ use std::io::Write;
 
 pub use goal::{assert_fits_goal, fits_goal_bytes};
 pub use moving::{Ended, Frozen, Moving, kill, terminate};
+pub use own_program::OwnProgram;
 pub use racks::RackWorld;
 pub use systemd::{Systemd, boot_host};
 pub use terminal::Terminal;

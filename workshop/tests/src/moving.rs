@@ -65,10 +65,16 @@ impl Ended {
 /// Completes the command for a test's move, where the test chooses nothing else: it is audited as
 /// deeply as possible, and no VM is taken back only because the machine is busy.
 pub(crate) fn complete(migrate: &mut Vec<&str>) {
-    for [option, value] in [["--audit", "deep"], ["--blackout-max", BLACKOUT_MAX_S]] {
-        if !migrate.contains(&option) {
-            migrate.extend([option, value]);
-        }
+    audited_deeply(migrate);
+    if !migrate.contains(&"--blackout-max") {
+        migrate.extend(["--blackout-max", BLACKOUT_MAX_S]);
+    }
+}
+
+/// Has the command audit as deeply as possible, unless the test chooses something else.
+pub(crate) fn audited_deeply(command: &mut Vec<&str>) {
+    if !command.contains(&"--audit") {
+        command.extend(["--audit", "deep"]);
     }
 }
 
@@ -138,6 +144,14 @@ impl Moving {
                 return;
             }
         }
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Panics
+    /// If that isn't known.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     /// Interrupts it, as Ctrl-C does.

@@ -3,6 +3,7 @@
 mod agents;
 mod guests;
 mod moves;
+mod upgrades;
 
 use std::fs;
 use std::os::unix::net::UnixStream;

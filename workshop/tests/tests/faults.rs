@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use end_to_end::faults::{End, Fault, Moment, Plan, Yard};
+use end_to_end::faults::{End, Fault, Moment, Plan, Way, Yard};
 use lab::guest::System;
 
 /// Long enough for a side that is cut off to give up.
@@ -23,7 +23,7 @@ fn assert_all_survived(system: System, plans: &[Plan]) {
         // That the VM can move again is shown by the next plan, whose fault waits for its move.
         let plan = Plan { once_more: nth + 1 == plans.len(), ..*plan };
         let seen = yard.try_one(&plan);
-        println!("{}, {}: {:?}", seen.fault, seen.phase, seen.fate);
+        println!("{seen}, {}: {:?}", seen.phase, seen.fate);
         assert!(seen.fate.is_ok(), "{plan:?}: {}", seen.fate.unwrap_err());
     }
 }
@@ -77,6 +77,27 @@ fn qemus_and_disks_fail_in_the_middle_of_a_switchover() {
             (Fault::KillQemu(Destination), 520, SHORT),
         ],
     );
+}
+
+/// The VM gets another QEMU on its host, whose agent is at both ends.
+#[test]
+fn upgrades_fail_in_the_middle_of_a_switchover() {
+    use End::{Destination, Source};
+    for in_files in [true, false] {
+        let plans = [
+            (Fault::KillAgent(Source), 100),
+            (Fault::KillAgent(Source), 300),
+            (Fault::KillAgent(Source), 500),
+            (Fault::KillQemu(Destination), 100),
+            (Fault::FreezeQemu(Destination), 250),
+            (Fault::FreezeAgent(Source), 250),
+            (Fault::DiskFull(Source), 0),
+            (Fault::KillQemu(Source), 50),
+        ];
+        let way = Way::Upgrade { in_files };
+        let plans = plans.map(|(fault, ms)| Plan { way, ..Plan::at_a_step(fault, ms, SHORT) });
+        assert_all_survived(System::Bare, &plans);
+    }
 }
 
 /// One without memory while pages arrive, and one whose QEMU dies with the VM's disks; a plan in

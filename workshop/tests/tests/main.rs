@@ -35,6 +35,8 @@ mod hand_over;
 mod holdings;
 mod hostile;
 mod hung_qemu;
+mod in_place;
+mod in_place_faults;
 mod kept_memory;
 mod kubevirt;
 mod kvm;

@@ -87,7 +87,7 @@ impl Mode {
     }
 
     /// Name in tables.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Precopy | Self::PrecopyUntil { .. } => "qemu-precopy",
             Self::Multifd => "qemu-multifd",

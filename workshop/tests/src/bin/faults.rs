@@ -49,11 +49,11 @@ fn main() -> ExitCode {
             };
             note(&mut named, seen.unsent.named_bytes);
             note(&mut stored, seen.unsent.stored_bytes);
-            let what = format!("{number:4}  {}, {}", seen.fault, seen.phase);
+            let what = format!("{number:4}  {seen}, {}", seen.phase);
             match &seen.fate {
                 Ok(fate) => {
                     println!("{what}: {fate}");
-                    let row = table.entry((seen.fault.to_string(), seen.phase)).or_default();
+                    let row = table.entry((seen.to_string(), seen.phase)).or_default();
                     row[*fate as usize] += 1;
                 }
                 Err(why) => {

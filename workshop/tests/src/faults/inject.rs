@@ -211,6 +211,8 @@ pub(super) enum Broken {
 /// Sides and processes of a migration.
 pub(super) struct Ends {
     pub(super) from: Side,
+    /// The same as `from` if it stays on its host.
+    pub(super) to: Side,
     pub(super) source_qemu: u32,
     pub(super) destination_qemu: Option<u32>,
     /// Servers of the VM's disks.
@@ -221,7 +223,7 @@ impl Ends {
     pub(super) fn side(&self, end: End) -> Side {
         match end {
             End::Source => self.from,
-            End::Destination => self.from.other(),
+            End::Destination => self.to,
         }
     }
 

@@ -14,6 +14,17 @@ const SETTLE_MAX: Duration = Duration::from_secs(100);
 /// loaded`.
 #[must_use]
 pub fn phase(world: &World, from: Side) -> String {
+    phases(world, from, from.other())
+}
+
+/// The same of a migration within one host, where both journals are.
+#[must_use]
+pub fn phase_within(world: &World, at: Side) -> String {
+    phases(world, at, at)
+}
+
+/// The phases in the journals of these sides.
+pub(super) fn phases(world: &World, from: Side, to: Side) -> String {
     let note = |side: Side, extension: &str| {
         let dir = world.host(side).inside("state/journals");
         let files = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -26,7 +37,7 @@ pub fn phase(world: &World, from: Side) -> String {
     };
     let none = || "-".to_owned();
     let source = note(from, "source").unwrap_or_else(none);
-    let destination = note(from.other(), "destination").unwrap_or_else(none);
+    let destination = note(to, "destination").unwrap_or_else(none);
     format!("{source} / {destination}")
 }
 
@@ -63,7 +74,9 @@ pub(super) fn settled(world: &World, gone: bool) -> Result<(), String> {
 }
 
 fn lost_there(vm: &VmSummary) -> bool {
-    vm.problem.as_ref().is_some_and(|problem| problem.contains("and died there"))
+    // At another host, or in another QEMU of this one.
+    let lost = ["and died there", "ended when it had been ordered to run it"];
+    vm.problem.as_ref().is_some_and(|problem| lost.iter().any(|words| problem.contains(words)))
 }
 
 /// Where the VM runs, if it does; a dead one is removed where its end is reported. A QEMU that hung

@@ -74,11 +74,25 @@ pub enum Moment {
     Stopped,
 }
 
+/// How the VM gets into another QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// It moves to the other host.
+    Move,
+    /// It stays on its host, whose agent is at both ends.
+    Upgrade {
+        /// Whether its RAM is in files of the agent's, not QEMU's own.
+        in_files: bool,
+    },
+}
+
 /// One fault, and its moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// What.
     pub fault: Fault,
+    /// During what.
+    pub way: Way,
     /// When.
     pub moment: Moment,
     /// How long after that moment.
@@ -155,6 +169,12 @@ impl Fault {
         matches!(self, Self::HangQemu(_))
     }
 
+    /// Whether it can break a migration within a host, which uses no network.
+    fn is_within_a_host(self) -> bool {
+        let is_between = matches!(self, Self::Cut | Self::CutOneWay(_) | Self::Reset | Self::Slow);
+        !is_between && !self.by_proxy()
+    }
+
     /// Whether the VM's own QEMU may die by it.
     pub(super) fn kills(self) -> bool {
         matches!(self, Self::KillQemu(_) | Self::MemoryFull(_))
@@ -168,6 +188,7 @@ impl Plan {
     pub fn at_a_step(fault: Fault, delay_ms: u64, lasts: Duration) -> Self {
         Self {
             fault,
+            way: Way::Move,
             moment: Moment::Stopped,
             delay: Duration::from_millis(delay_ms),
             lasts,
@@ -211,7 +232,14 @@ impl Plan {
         // In most plans.
         let [secured, share, storage] = [4, 5, 5].map(|times| !below(times).is_zero());
         let once_more = below(3).is_zero();
-        Self { fault, moment, delay, lasts, slow_notes, secured, share, storage, once_more }
+        // Last, so that a seed's other plans are those from before there were upgrades.
+        let [is_upgrade, in_files] = [4, 2].map(|times| below(times).is_zero());
+        let way = if is_upgrade && fault.is_within_a_host() {
+            Way::Upgrade { in_files }
+        } else {
+            Way::Move
+        };
+        Self { fault, way, moment, delay, lasts, slow_notes, secured, share, storage, once_more }
     }
 }
 
@@ -220,6 +248,17 @@ impl fmt::Display for End {
         f.write_str(match self {
             Self::Source => "source",
             Self::Destination => "destination",
+        })
+    }
+}
+
+/// What is added to the fault.
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Move => "",
+            Self::Upgrade { in_files: true } => " (upgrade, RAM in files)",
+            Self::Upgrade { in_files: false } => " (upgrade)",
         })
     }
 }
@@ -263,5 +302,10 @@ mod tests {
         assert_ne!(plans(1), plans(2));
         let all = plans(3);
         assert!(FAULTS.iter().all(|fault| all.iter().any(|plan| plan.fault == *fault)));
+        for in_files in [false, true] {
+            assert!(all.iter().any(|plan| plan.way == Way::Upgrade { in_files }));
+        }
+        let mut upgrades = all.iter().filter(|plan| plan.way != Way::Move);
+        assert!(upgrades.all(|plan| plan.fault.is_within_a_host()));
     }
 }

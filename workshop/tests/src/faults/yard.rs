@@ -12,17 +12,19 @@ use lab::hosts::{Link, RUN_DIR};
 
 use super::inject::{Ends, Filled, Traced, break_it, mend};
 use super::judge;
-use super::plan::{Fault, Moment, Plan};
+use super::plan::{Fault, Moment, Plan, Way};
 use crate::files::{Export, Reached, assert_cached_files, export, with_files_by};
+use crate::moving::Moving;
+use crate::own_program::OwnProgram;
 use crate::proxy::Proxies;
 use crate::world::{Side, World, bare, until};
 
 /// What has become of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
-    /// It runs on its former host.
+    /// It runs on its former host; after an upgrade, in its former QEMU.
     Stayed,
-    /// It runs at the destination.
+    /// It runs at the destination, or in the other QEMU.
     Moved,
     /// It died with its QEMU, and that is reported.
     Died,
@@ -33,6 +35,8 @@ pub enum Fate {
 pub struct Seen {
     /// What broke.
     pub fault: Fault,
+    /// During what.
+    pub way: Way,
     /// The phases in the journals just then: the source's, the destination's.
     pub phase: String,
     /// What became of the VM, or what is wrong.
@@ -72,6 +76,10 @@ pub struct Yard {
     system: System,
     storage: Option<Export>,
     guest: Option<(Guest, Side)>,
+    /// Whether the guest's RAM is in files of the agent's.
+    in_files: bool,
+    /// The guest's, which may have changed as far as agents can tell: a VM gets another QEMU of it.
+    program: OwnProgram,
 }
 
 /// Longest permitted downtime of a migration with a fault, in seconds: the usual one.
@@ -111,6 +119,7 @@ impl Yard {
             Filled::prepare(world.host(side));
             world.start_agent(side);
         }
+        let program = OwnProgram::new(&mut world);
         Self {
             proxies,
             by_proxy,
@@ -119,12 +128,14 @@ impl Yard {
             system,
             storage: None,
             guest: None,
+            in_files: false,
+            program,
         }
     }
 
     /// Gives agents the arguments that the plan needs.
     fn lay_out(&mut self, plan: &Plan) {
-        let mut told = Vec::new();
+        let mut told = self.program.arguments();
         if plan.secured {
             told.extend(["--tls".to_owned(), Certificates::place()]);
         }
@@ -153,7 +164,7 @@ impl Yard {
                 unsent.stored_bytes += of.stored_bytes;
             }
         }
-        Seen { fault: plan.fault, phase, fate, unsent }
+        Seen { fault: plan.fault, way: plan.way, phase, fate, unsent }
     }
 
     fn logs(&self) -> String {
@@ -161,22 +172,40 @@ impl Yard {
         format!("host-a: {}\nhost-b: {}", log(Side::A), log(Side::B))
     }
 
+    /// The guest, and where it is. For an upgrade it starts anew if its RAM is not of the kind that
+    /// the plan needs.
+    fn guest_for(&mut self, plan: &Plan) -> (Guest, Side) {
+        let in_files = match plan.way {
+            Way::Move => self.in_files,
+            Way::Upgrade { in_files } => in_files,
+        };
+        match self.guest.take() {
+            Some(running) if in_files == self.in_files => return running,
+            Some((guest, side)) => {
+                self.world.says(side, &["stop", &guest.spec.name, "--force"]);
+                self.world.remove_own_sockets(side, &guest.spec.name);
+            }
+            None => {}
+        }
+        self.in_files = in_files;
+        (self.boot(), Side::A)
+    }
+
     fn boot(&mut self) -> Guest {
+        let options: &[&str] = if self.in_files { &["--hand-over"] } else { &[] };
         if self.system == System::Bare {
-            return self.world.boot(&bare("256M", RATE));
+            return self.world.boot_by(&bare("256M", RATE), &self.program.path, options);
         }
         // The old servers have the old disks open.
         self.storage = None;
         let spec = with_files(&self.world);
         self.storage = Some(export(&self.world));
-        self.world.boot(&spec)
+        self.world.boot_by(&spec, &self.program.path, options)
     }
 
     fn perform(&mut self, plan: &Plan, phase: &mut String) -> Result<Fate, String> {
-        let (guest, from) = match self.guest.take() {
-            Some(guest) => guest,
-            None => (self.boot(), Side::A),
-        };
+        let (guest, from) = self.guest_for(plan);
+        let to = if plan.way == Way::Move { from.other() } else { from };
         self.lay_out(plan);
         let (world, proxies) = (&mut self.world, &self.proxies);
         let source_qemu = world.vm(from, "web1").ok_or("the VM is not there")?.pid;
@@ -189,19 +218,16 @@ impl Yard {
         });
         let arguments = plan.arguments(self.system);
         let faulty = [&arguments[..], &["--blackout-max", BLACKOUT_MAX_S]].concat();
-        let mut moving = world.begin(&guest, from, &faulty);
-        match plan.moment {
-            Moment::Preparing => {}
-            Moment::FirstPass => moving.wait_for(Phase::FirstPass),
-            Moment::Stopped => moving.wait_for(Phase::Stopped),
-        }
+        let mut moving = match plan.way {
+            Way::Move => world.begin(&guest, from, &faulty),
+            Way::Upgrade { .. } => world.begin_upgrade(&[&guest], from, &["web1"]),
+        };
+        wait(world, plan, from, &mut moving);
         thread::sleep(plan.delay);
-        *phase = judge::phase(world, from);
-        let others = world.host(from.other()).processes().unwrap_or_default();
-        let agent = world.agent(from.other()).pid();
-        let destination_qemu = others.into_iter().find(|pid| *pid != agent);
+        *phase = judge::phases(world, from, to);
+        let destination_qemu = world.arriving_qemu(to, source_qemu);
         let storage = self.storage.as_ref().map(Export::pids).unwrap_or_default();
-        let ends = Ends { from, source_qemu, destination_qemu, storage };
+        let ends = Ends { from, to, source_qemu, destination_qemu, storage };
         let broken = break_it(world, proxies, plan.fault, &ends);
         thread::sleep(plan.lasts);
         drop(slow);
@@ -241,7 +267,29 @@ impl Yard {
             assert_cached_files(&guest);
         }
         self.guest = Some((guest, next));
-        Ok(if side == from { Fate::Stayed } else { Fate::Moved })
+        Ok(if (side, vm.pid) == (from, source_qemu) { Fate::Stayed } else { Fate::Moved })
+    }
+}
+
+/// Waits for the plan's moment.
+fn wait(world: &World, plan: &Plan, from: Side, moving: &mut Moving) {
+    match (plan.way, plan.moment) {
+        (_, Moment::Preparing) => {}
+        (Way::Move, Moment::FirstPass) => moving.wait_for(Phase::FirstPass),
+        (Way::Move, Moment::Stopped) => moving.wait_for(Phase::Stopped),
+        // It may be in a phase for too short a time to print it.
+        (Way::Upgrade { .. }, moment) => until("its moment has come", || {
+            let phase = judge::phase_within(world, from);
+            let is_stopped = ["stopped", "committed"].iter().any(|it| phase.starts_with(it));
+            let is_prepared = moment == Moment::FirstPass && phase.starts_with("opened");
+            is_stopped || is_prepared || moving.has_ended()
+        }),
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.fault, self.way)
     }
 }
 

@@ -87,7 +87,7 @@ impl World {
     }
 
     /// A guest's VM, which its host's agent must list.
-    fn listed(&self, side: Side, guest: &Guest) -> VmSummary {
+    pub(super) fn listed(&self, side: Side, guest: &Guest) -> VmSummary {
         let name = &guest.spec.name;
         let lost = || fatal(Kind::VmLost, format_args!("{} does not list {name}", side.name()));
         self.vm(side, name).unwrap_or_else(lost)
@@ -177,7 +177,7 @@ impl World {
     }
 
     /// Names in a directory of an agent's state.
-    fn state_files(&self, side: Side, dir: &str) -> Vec<String> {
+    pub(super) fn state_files(&self, side: Side, dir: &str) -> Vec<String> {
         names(&self.host(side).path(self.agent(side).state()).join(dir))
     }
 

@@ -1,0 +1,264 @@
+//! Something fails while a VM gets another QEMU on its host: the agent, the next QEMU, or the
+//! former one. Then the VM runs exactly once, with all that its guest wrote.
+
+use std::time::Duration;
+
+use api::{VmStatus, VmSummary};
+use end_to_end::faults::{Traced, phase_within};
+use end_to_end::{Moving, OwnProgram, Side, World, bare, kill, until};
+use lab::guest::Guest;
+use lab::hosts::Link;
+
+/// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
+const ODD: &str = "262296k";
+const RATE: u64 = 2_000_000;
+/// By which options of `run` a VM has RAM of QEMU's own, or in files of the agent's.
+const RAMS: [&[&str]; 2] = [&[], &["--hand-over"]];
+/// How long a note in a journal takes: there is time for a fault between any two.
+const STEP: Duration = Duration::from_millis(600);
+
+/// Phases in the journals, in order; the last two are after the commit.
+const PHASES: [&str; 5] = [OPENED, STOPPED, LOADED, COMMITTED, STARTING];
+const OPENED: &str = "opened / opened";
+const STOPPED: &str = "stopped / opened";
+const LOADED: &str = "stopped / loaded";
+const COMMITTED: &str = "committed / loaded";
+const STARTING: &str = "committed / starting";
+
+/// A VM whose program is a script, so that it may get another QEMU of the same program.
+fn by_script(options: &[&str]) -> (World, OwnProgram, Guest) {
+    let mut world = World::new(Link::unshaped());
+    let program = OwnProgram::new(&mut world);
+    let mut spec = bare(ODD, RATE);
+    spec.extra.extend(["-device", "virtio-balloon-pci"].map(str::to_owned));
+    let guest = world.boot_by(&spec, &program.path, options);
+    (world, program, guest)
+}
+
+/// A VM that is getting another QEMU, with its journals in a phase: on a busy machine perhaps in a
+/// later one.
+struct Halfway {
+    world: World,
+    guest: Guest,
+    moving: Moving,
+    slow: Traced,
+    /// The QEMU that has the VM.
+    former: u32,
+    /// The one that gets it.
+    next: u32,
+}
+
+impl Halfway {
+    fn new(options: &[&str], phase: &str) -> Self {
+        let (world, _, guest) = by_script(options);
+        let former = world.vm(Side::A, "web1").unwrap().pid;
+        let slow = Traced::slow(world.agent(Side::A).pid(), STEP);
+        let moving = world.begin_upgrade(&[&guest], Side::A, &["web1"]);
+        let nth = |phase: &str| PHASES.iter().position(|one| *one == phase);
+        let mut next = None;
+        until(&format!("the journals are at {phase}"), || {
+            next = world.arriving_qemu(Side::A, former);
+            next.is_some() && nth(&phase_within(&world, Side::A)) >= nth(phase)
+        });
+        let next = next.expect("it runs");
+        Self { world, guest, moving, slow, former, next }
+    }
+
+    /// Waits until the agent is through with it.
+    fn settle(self) -> (World, Guest, String) {
+        let Self { world, guest, moving, slow, .. } = self;
+        let (_, output, said) = moving.wait_any();
+        drop(slow);
+        until("it is settled", || phase_within(&world, Side::A) == "- / -");
+        (world, guest, output + &said)
+    }
+}
+
+/// Asserts that exactly one of two QEMUs has the VM, that it is that one, and that the VM gets
+/// another QEMU when nothing fails.
+fn assert_has_it(world: &World, guest: &Guest, pid: u32, said: &str) {
+    let vm = || world.vm(Side::A, "web1").expect("its VM is listed");
+    until("it runs", || vm().status == VmStatus::Running && vm().migration.is_none());
+    assert_eq!(vm().pid, pid, "{said}\n{}", world.agent(Side::A).log_text());
+    world.assert_stayed(guest, Side::A, pid);
+    world.assert_nothing_else(Side::A);
+    drop(world.upgrade(guest, Side::A, &[]));
+}
+
+/// The agent dies in a phase of the journals, and comes back.
+fn agent_killed(phase: &str) {
+    for options in RAMS {
+        let mut halfway = Halfway::new(options, phase);
+        halfway.world.kill_agent(Side::A);
+        let then = phase_within(&halfway.world, Side::A);
+        let (former, next) = (halfway.former, halfway.next);
+        let Halfway { mut world, guest, moving, slow, .. } = halfway;
+        drop((slow, moving.wait_any()));
+        world.start_agent(Side::A);
+        until("it is settled", || phase_within(&world, Side::A) == "- / -");
+        let stays = ["opened", "stopped"].iter().any(|before| then.starts_with(before));
+        let pid = if stays { former } else { next };
+        assert_has_it(&world, &guest, pid, &then);
+    }
+}
+
+#[test]
+fn the_agent_dies_before_the_vm_is_stopped() {
+    agent_killed(OPENED);
+}
+
+#[test]
+fn the_agent_dies_before_the_vm_is_loaded() {
+    agent_killed(STOPPED);
+}
+
+#[test]
+fn the_agent_dies_when_the_vm_is_loaded() {
+    agent_killed(LOADED);
+}
+
+#[test]
+fn the_agent_dies_after_the_commit() {
+    agent_killed(COMMITTED);
+}
+
+#[test]
+fn the_agent_dies_while_the_vm_starts() {
+    agent_killed(STARTING);
+}
+
+/// Until it has the VM, the former QEMU continues: with its RAM as it was, whatever the next one
+/// has mapped or loaded.
+#[test]
+fn the_next_qemu_dies_before_it_has_the_vm() {
+    for options in RAMS {
+        for phase in [OPENED, STOPPED, LOADED, COMMITTED] {
+            let halfway = Halfway::new(options, phase);
+            kill(halfway.next);
+            let former = halfway.former;
+            let (world, guest, said) = halfway.settle();
+            assert_has_it(&world, &guest, former, &said);
+        }
+    }
+}
+
+/// The next one has all of it by then.
+#[test]
+fn the_former_qemu_dies_when_the_vm_is_loaded() {
+    for options in RAMS {
+        for phase in [LOADED, COMMITTED] {
+            let halfway = Halfway::new(options, phase);
+            kill(halfway.former);
+            let next = halfway.next;
+            let (world, guest, said) = halfway.settle();
+            assert_has_it(&world, &guest, next, &said);
+        }
+    }
+}
+
+/// Gives a VM a program by which it can't arrive, and then one that is right.
+fn refused(on_arrival: &str) {
+    for options in RAMS {
+        let (world, program, guest) = by_script(options);
+        let pid = world.vm(Side::A, "web1").unwrap().pid;
+        program.script(&world.kit.qemu, on_arrival);
+        let moving = world.begin_upgrade(&[&guest], Side::A, &["web1"]);
+        let (success, output, said) = moving.wait_any();
+        assert!(!success, "{output}\n{said}");
+        program.script(&world.kit.qemu, ":");
+        assert_has_it(&world, &guest, pid, &said);
+    }
+}
+
+/// The next one may have had the VM, so the agent lets the former one have it by itself no more. An
+/// operator ends it.
+#[test]
+fn the_next_qemu_dies_while_it_starts_the_vm() {
+    for options in RAMS {
+        let halfway = Halfway::new(options, STARTING);
+        kill(halfway.next);
+        let Halfway { world, guest, moving, slow, .. } = halfway;
+        drop((moving.wait_any(), slow));
+        let vm = || world.vm(Side::A, "web1").expect("its VM is listed");
+        let in_doubt = |vm: &VmSummary| vm.status == VmStatus::InDoubt && vm.problem.is_some();
+        // It is dead if the next one had it already.
+        until("that is known", || in_doubt(&vm()) || vm().status == VmStatus::Dead);
+        if in_doubt(&vm()) {
+            let problem = vm().problem.unwrap_or_default();
+            assert!(problem.contains("ended when it had been ordered to run it"), "{problem}");
+            drop(world.refuses(Side::A, &["upgrade", "web1"]));
+            world.says(Side::A, &["resolve", "web1", "--there", "--yes"]);
+        }
+        assert_is_gone(&world, guest, options);
+    }
+}
+
+/// Asserts that nothing is left of a VM but a note that it is dead, and starts it anew.
+fn assert_is_gone(world: &World, guest: Guest, options: &[&str]) {
+    if world.vm(Side::A, "web1").is_some() {
+        world.wait_dead(Side::A, "web1");
+        world.says(Side::A, &["stop", "web1"]);
+    }
+    world.remove_own_sockets(Side::A, "web1");
+    world.assert_nothing_else(Side::A);
+    assert_eq!(world.vms(Side::A).len(), 0);
+    drop(guest);
+    let again = world.boot_by(&bare(ODD, RATE), &world.kit.qemu, options);
+    world.assert_intact(&again);
+}
+
+/// The next one has not even started: the VM is dead, as after any end of its QEMU, and another of
+/// that name can be started.
+#[test]
+fn the_former_qemu_dies_before_the_vm_is_stopped() {
+    for options in RAMS {
+        let (world, program, guest) = by_script(options);
+        let pid = world.vm(Side::A, "web1").unwrap().pid;
+        program.script(&world.kit.qemu, "while :; do sleep 1; done");
+        let moving = world.begin_upgrade(&[&guest], Side::A, &["web1"]);
+        until("the next QEMU starts", || world.arriving_qemu(Side::A, pid).is_some());
+        kill(pid);
+        let (success, output, said) = moving.wait_any();
+        assert!(!success, "{output}\n{said}");
+        world.wait_dead(Side::A, "web1");
+        assert_is_gone(&world, guest, options);
+    }
+}
+
+#[test]
+fn a_next_qemu_that_does_not_start() {
+    refused("echo 'there is no such device' >&2; exit 1");
+}
+
+#[test]
+fn a_next_qemu_that_dies_of_a_signal() {
+    refused("kill -s KILL $$");
+}
+
+/// Its balloon has other registers, as with a version that breaks its machine type.
+#[test]
+fn a_next_qemu_that_refuses_the_device_state() {
+    refused(
+        "for word; do\n\
+         shift\n\
+         case $word in virtio-balloon-pci*) word=$word,disable-modern=on ;; esac\n\
+         set -- \"$@\" \"$word\"\n\
+         done",
+    );
+}
+
+/// The journals of both sides can't be written any more: they are on one disk.
+#[test]
+fn the_disk_with_the_journals_is_full() {
+    for options in RAMS {
+        let (world, _, guest) = by_script(options);
+        let pid = world.vm(Side::A, "web1").unwrap().pid;
+        let full = Traced::full(world.agent(Side::A).pid());
+        let moving = world.begin_upgrade(&[&guest], Side::A, &["web1"]);
+        let (success, output, said) = moving.wait_any();
+        assert!(!success, "{output}\n{said}");
+        drop(full);
+        until("it is settled", || phase_within(&world, Side::A) == "- / -");
+        assert_has_it(&world, &guest, pid, &said);
+    }
+}
