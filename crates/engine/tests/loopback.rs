@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use api::{MigrateRequest, Outcome, Phase, Progress, Report, TapChoice};
 use engine::{
-    Arriving, Host, Local, Migrated, Peer, Refusal, Resources, SameHost, SourceVm, Unsettled,
-    Watch,
+    Arriving, Host, Local, Migrated, Peer, Refusal, Resources, SameHost, SourceVm, Unsettled, Watch,
 };
 use identity::{Authority, CertificateRequest, Identity, Security, Subject};
 use parking_lot::Mutex;

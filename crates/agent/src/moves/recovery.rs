@@ -308,9 +308,9 @@ impl Settlers {
         let known = self.registry.vm(vm);
         let desks = self.desks.lock();
         // Within this host, the VM is in doubt meanwhile.
-        let mut leaving = desks.iter().filter(|((_, side), desk)| {
-            *side == Side::Source && !desk.opened.is_within_host()
-        });
+        let mut leaving = desks
+            .iter()
+            .filter(|((_, side), desk)| *side == Side::Source && !desk.opened.is_within_host());
         match leaving.find(|(_, desk)| desk.is_of(vm, known.as_deref())) {
             None => Ok(()),
             Some((_, desk)) => Err(Denied::Coded(

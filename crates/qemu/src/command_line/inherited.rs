@@ -45,8 +45,7 @@ impl CommandLine {
     fn is_used_otherwise(&self, id: &str) -> bool {
         let quoted = format!("\"{id}\"");
         let is_it = |piece: &String| key(piece) != "id" && piece.rsplit('=').next() == Some(id);
-        let has =
-            |argument: &str| pieces(argument).iter().any(is_it) || argument.contains(&quoted);
+        let has = |argument: &str| pieces(argument).iter().any(is_it) || argument.contains(&quoted);
         let ends = |argument: &str| argument.rsplit(':').next() == Some(id);
         let served = |device: &str| {
             let kind = value(device, "driver").unwrap_or_default();
@@ -106,10 +105,7 @@ impl CommandLine {
 
 /// The command line of a running QEMU of the agent with paths in place of the numbers of sockets
 /// that it inherited. `path` is where its open file of that number listens.
-pub(crate) fn with_paths(
-    argv: Vec<String>,
-    path: impl Fn(RawFd) -> Option<String>,
-) -> Vec<String> {
+pub(crate) fn with_paths(argv: Vec<String>, path: impl Fn(RawFd) -> Option<String>) -> Vec<String> {
     let named = |word: &str| {
         let pieces = pieces(word);
         if pieces.first()? != "socket" || value(word, "id")?.starts_with("droveway-") {

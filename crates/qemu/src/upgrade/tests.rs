@@ -40,9 +40,8 @@ fn reasons(known: &Known) -> Vec<String> {
 
 #[test]
 fn shared_files_are_handed_over_and_private_memory_is_copied() {
-    let plan = |version, line: &str, backends| {
-        Known { version, ..known(line, backends) }.plan(&next())
-    };
+    let plan =
+        |version, line: &str, backends| Known { version, ..known(line, backends) }.plan(&next());
     let file = "qemu -object memory-backend-file,id=r,size=64M,share=on,mem-path=/ram";
     let memfd = "qemu -object memory-backend-memfd,id=r,size=64M";
     let made = "qemu -object memory-backend-file,id=r,size=64M,share=on,\

@@ -158,7 +158,9 @@ impl Settler {
     /// Waits before the next attempt; requests get no answer meanwhile.
     fn wait(&self) -> Result<(), Closing> {
         match self.told.recv_timeout(ASK_AGAIN) {
-            Ok(Request::Message(..) | Request::Resolve(..) | Request::Takes(..) | Request::Left(_))
+            Ok(
+                Request::Message(..) | Request::Resolve(..) | Request::Takes(..) | Request::Left(_),
+            )
             | Err(RecvTimeoutError::Timeout) => Ok(()),
             Err(RecvTimeoutError::Disconnected) => Err(Closing),
         }

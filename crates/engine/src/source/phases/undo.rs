@@ -79,9 +79,7 @@ impl<'m, P: Reversible<'m>> Journaled<P> {
             (Some(Fate::Lost { reason: how }), _) => {
                 Outcome::Failed(format!("{reason}; but it ended: {how}"))
             }
-            (_, Some(doubt)) => {
-                Outcome::Failed(format!("{reason}; but {}", context.advice(doubt)))
-            }
+            (_, Some(doubt)) => Outcome::Failed(format!("{reason}; but {}", context.advice(doubt))),
             _ if cancelled => Outcome::Cancelled,
             _ => Outcome::Failed(reason),
         }

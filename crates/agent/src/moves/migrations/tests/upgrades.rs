@@ -120,10 +120,9 @@ fn a_vm_that_can_get_no_other_qemu_is_not_touched() {
     let examiner = examiner(&migrations);
     let program = Some("/nonexistent/qemu".to_owned());
     let elsewhere = UpgradeRequest { program, ..request() };
-    for (vm, request, says) in [
-        ("web2", request(), "no VM `web2`"),
-        ("web1", elsewhere, "/nonexistent/qemu"),
-    ] {
+    for (vm, request, says) in
+        [("web2", request(), "no VM `web2`"), ("web1", elsewhere, "/nonexistent/qemu")]
+    {
         let refused = migrations.upgrade(&examiner, vm, request).unwrap_err().to_string();
         assert!(refused.contains(says), "{refused}");
     }
