@@ -74,7 +74,7 @@ struct Vm {
 
 /// A turn of a round.
 enum Turn {
-    One(Vm, Way),
+    One(Box<Vm>, Way),
     Many(Way),
 }
 
@@ -158,7 +158,7 @@ fn turns(with_kvm: bool) -> Vec<Turn> {
     let each = WAYS.map(|way| vms().map(|vm| (vm, way)).collect::<Vec<_>>());
     let mut turns: Vec<(Vm, Way)> = each.into_iter().flatten().collect();
     turns.sort_by_key(|(vm, _)| vm.ram_bytes);
-    let turns = turns.into_iter().map(|(vm, way)| Turn::One(vm, way));
+    let turns = turns.into_iter().map(|(vm, way)| Turn::One(Box::new(vm), way));
     turns.chain([Way::InFiles, Way::Private].map(Turn::Many)).collect()
 }
 

@@ -68,10 +68,10 @@ impl Slot {
 
 fn yet_to_take(vm: Option<&Vm>, promised: Option<u64>) -> u64 {
     // Once its QEMU has answered, more is known.
-    let needed = vm.and_then(|vm| vm.pages_bytes()).or(promised);
+    let needed = vm.and_then(Vm::pages_bytes).or(promised);
     // For a QEMU that its operator started nothing was promised.
-    let needed = needed.or_else(|| vm.map(|vm| vm.ram_bytes()));
-    let machine = vm.and_then(|vm| vm.machine());
+    let needed = needed.or_else(|| vm.map(Vm::ram_bytes));
+    let machine = vm.and_then(Vm::machine);
     let taken = machine.and_then(|machine| engine::used_pages(machine.process.pid()));
     needed.unwrap_or(0).saturating_sub(taken.unwrap_or(0))
 }
