@@ -18,6 +18,10 @@ pub use receiving::Receiving;
 
 /// `xl` asks the hypervisor and xenstored, which answer at once unless they hang.
 const SILENT_MAX: Duration = Duration::from_secs(15);
+/// `xl destroy` waits for scripts of disks and network cards, and until the hypervisor has freed the
+/// memory, which takes a minute for a large domain. If it is killed meanwhile, the rest stays
+/// allocated, to a domain that counts as one that is being destroyed.
+const DESTROY_MAX: Duration = Duration::from_secs(120);
 /// The most of a list, or of an error, that is read.
 const OUTPUT_BYTES_MAX: u64 = 1 << 20;
 const INCOMING: &str = "--incoming";
@@ -43,10 +47,12 @@ pub enum XlError {
         text: String,
     },
     /// It does not answer.
-    #[error("`xl {command}` has not answered for {} s", SILENT_MAX.as_secs())]
+    #[error("`xl {command}` has not answered for {} s", limit.as_secs())]
     Silent {
         /// Its arguments.
         command: String,
+        /// How long it had for that.
+        limit: Duration,
     },
 }
 
@@ -154,7 +160,7 @@ impl Xl {
     /// # Errors
     /// If `xl` refuses.
     pub fn destroy(&self, domain: &Domain) -> Result<(), XlError> {
-        self.call(&["destroy", &domain.id.to_string()]).map(drop)
+        self.call_within(&["destroy", &domain.id.to_string()], DESTROY_MAX).map(drop)
     }
 
     /// Starts a receiver.
@@ -176,9 +182,15 @@ impl Xl {
 
     /// Runs it, and returns its output.
     fn call(&self, arguments: &[&str]) -> Result<String, XlError> {
+        self.call_within(arguments, SILENT_MAX)
+    }
+
+    /// The same for a command that may print nothing for `limit`.
+    fn call_within(&self, arguments: &[&str], limit: Duration) -> Result<String, XlError> {
         let command = arguments.join(" ");
-        let mut run = Run::start(&self.program, arguments).map_err(|error| self.system(error))?;
-        let silent = |_| XlError::Silent { command: command.clone() };
+        let run = Run::start(&self.program, arguments, limit);
+        let mut run = run.map_err(|error| self.system(error))?;
+        let silent = |_| XlError::Silent { command: command.clone(), limit };
         let (mut out, mut errors) = (Vec::new(), Vec::new());
         (&mut run.out).take(OUTPUT_BYTES_MAX).read_to_end(&mut out).map_err(silent)?;
         (&mut run.errors).take(OUTPUT_BYTES_MAX).read_to_end(&mut errors).map_err(silent)?;
@@ -201,11 +213,11 @@ struct Run {
 }
 
 impl Run {
-    fn start(program: &Path, arguments: &[&str]) -> io::Result<Self> {
+    fn start(program: &Path, arguments: &[&str], limit: Duration) -> io::Result<Self> {
         let (out, child_out) = UnixStream::pair()?;
         let (errors, child_errors) = UnixStream::pair()?;
         for end in [&out, &errors] {
-            end.set_read_timeout(Some(SILENT_MAX))?;
+            end.set_read_timeout(Some(limit))?;
         }
         // It holds the child's ends of the sockets until the end of the statement.
         let child = Command::new(program)
@@ -324,5 +336,13 @@ web1                                         2   256     1     --p--d       7.5 
         assert_eq!(calls, "list -v\nlist -v\nrename 5 web1\nunpause 5\ndestroy 5\n");
         let missing = Xl::new(dir.path().join("none"));
         assert!(matches!(missing.leaving(&web1()), Err(XlError::System { .. })));
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_killed_and_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let xl = program(dir.path(), "exec sleep 600");
+        let hung = xl.call_within(&["list", "-v"], Duration::from_millis(1)).unwrap_err();
+        assert_eq!(hung.to_string(), "`xl list -v` has not answered for 0 s");
     }
 }
