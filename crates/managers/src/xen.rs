@@ -26,6 +26,9 @@ const DESTROY_MAX: Duration = Duration::from_secs(120);
 const OUTPUT_BYTES_MAX: u64 = 1 << 20;
 const INCOMING: &str = "--incoming";
 const MIGRATED_AWAY: &str = "--migratedaway";
+/// What `xl list` prints as the name of a domain whose xenstore entry is not written yet, or is
+/// removed already.
+const UNNAMED: &str = "(null)";
 
 /// Why `xl` did not do what it was to do.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +56,12 @@ pub enum XlError {
         command: String,
         /// How long it had for that.
         limit: Duration,
+    },
+    /// A domain with the UUID is being created or removed.
+    #[error("domain {id} has no name at the moment, so its state is not known")]
+    Unnamed {
+        /// Its number.
+        id: u32,
     },
 }
 
@@ -94,11 +103,12 @@ pub struct MovingDomain {
 }
 
 impl MovingDomain {
-    /// The copy that arrives: with the name that its receiver gave it, or with its own and not
-    /// running.
+    /// The copy that arrives: with the name that its receiver gave it, or, not running, with its own
+    /// or without one.
     fn arrives_as(&self, domain: &Domain) -> bool {
+        let has_name = domain.name == self.name || domain.name == UNNAMED;
         domain.name == format!("{}{INCOMING}", self.name)
-            || domain.name == self.name && domain.state == DomainState::Paused
+            || has_name && domain.state == DomainState::Paused
     }
 
     /// The domain that leaves: it has not been released, or has.
@@ -140,7 +150,11 @@ impl Xl {
     /// # Errors
     /// If it is not known.
     pub fn leaving(&self, domain: &MovingDomain) -> Result<Option<Domain>, XlError> {
-        Ok(self.of(domain)?.into_iter().find(|one| domain.leaves_as(one)))
+        let found = self.of(domain)?;
+        if let Some(Domain { id, .. }) = found.iter().find(|one| one.name == UNNAMED) {
+            return Err(XlError::Unnamed { id: *id });
+        }
+        Ok(found.into_iter().find(|one| domain.leaves_as(one)))
     }
 
     /// Gives the copy that has arrived its name, and runs it.
@@ -298,7 +312,9 @@ web1                                         2   256     1     --p--d       7.5 
         let arrives = |name, state| web1().arrives_as(&of(name, state));
         assert!(arrives("web1--incoming", DomainState::Paused));
         assert!(arrives("web1", DomainState::Paused));
+        assert!(arrives("(null)", DomainState::Paused));
         assert!(!arrives("web1", DomainState::Runs));
+        assert!(!arrives("(null)", DomainState::Runs));
         assert!(!arrives("web1--migratedaway", DomainState::Stopped));
         let leaves = |name, state| web1().leaves_as(&of(name, state));
         assert!(leaves("web1", DomainState::Runs));
@@ -336,6 +352,15 @@ web1                                         2   256     1     --p--d       7.5 
         assert_eq!(calls, "list -v\nlist -v\nrename 5 web1\nunpause 5\ndestroy 5\n");
         let missing = Xl::new(dir.path().join("none"));
         assert!(matches!(missing.leaving(&web1()), Err(XlError::System { .. })));
+    }
+
+    #[test]
+    fn a_domain_without_a_name_is_not_a_domain_that_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!("echo '(null) 7 256 1 --p--- 0.0 {UUID} - -'");
+        let xl = program(dir.path(), &script);
+        assert!(matches!(xl.leaving(&web1()), Err(XlError::Unnamed { id: 7 })));
+        assert_eq!(xl.arriving(&web1()).unwrap().map(|copy| copy.id), Some(7));
     }
 
     #[test]
