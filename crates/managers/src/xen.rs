@@ -18,8 +18,8 @@ pub use receiving::Receiving;
 
 /// `xl` asks the hypervisor and xenstored, which answer at once unless they hang.
 const SILENT_MAX: Duration = Duration::from_secs(15);
-/// `xl destroy` waits for scripts of disks and network cards, and until the hypervisor has freed the
-/// memory, which takes a minute for a large domain. If it is killed meanwhile, the rest stays
+/// `xl destroy` waits for scripts of disks and network cards, and until the hypervisor has freed
+/// the memory, which takes a minute for a large domain. If it is killed meanwhile, the rest stays
 /// allocated, to a domain that counts as one that is being destroyed.
 const DESTROY_MAX: Duration = Duration::from_secs(120);
 /// The most of a list, or of an error, that is read.
@@ -103,8 +103,8 @@ pub struct MovingDomain {
 }
 
 impl MovingDomain {
-    /// The copy that arrives: with the name that its receiver gave it, or, not running, with its own
-    /// or without one.
+    /// The copy that arrives: with the name that its receiver gave it, or paused with its own name
+    /// or none.
     fn arrives_as(&self, domain: &Domain) -> bool {
         let has_name = domain.name == self.name || domain.name == UNNAMED;
         domain.name == format!("{}{INCOMING}", self.name)
@@ -133,7 +133,9 @@ impl Xl {
     /// # Errors
     /// If it is not known.
     pub fn arriving(&self, domain: &MovingDomain) -> Result<Option<Domain>, XlError> {
-        Ok(self.of(domain)?.into_iter().find(|one| domain.arrives_as(one)))
+        let copies = self.of(domain)?.into_iter().filter(|one| domain.arrives_as(one));
+        // One of the domain's own name may be older.
+        Ok(copies.min_by_key(|one| one.name == domain.name))
     }
 
     /// Whether the domain has arrived here: it has its name, and is not paused.
