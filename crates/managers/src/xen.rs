@@ -18,10 +18,17 @@ pub use receiving::Receiving;
 
 /// `xl` asks the hypervisor and xenstored, which answer at once unless they hang.
 const SILENT_MAX: Duration = Duration::from_secs(15);
+/// `xl destroy` waits for scripts of disks and network cards, and until the hypervisor has freed
+/// the memory, which takes a minute for a large domain. If it is killed meanwhile, the rest stays
+/// allocated, to a domain that counts as one that is being destroyed.
+const DESTROY_MAX: Duration = Duration::from_secs(120);
 /// The most of a list, or of an error, that is read.
 const OUTPUT_BYTES_MAX: u64 = 1 << 20;
 const INCOMING: &str = "--incoming";
 const MIGRATED_AWAY: &str = "--migratedaway";
+/// What `xl list` prints as the name of a domain whose xenstore entry is not written yet, or is
+/// removed already.
+const UNNAMED: &str = "(null)";
 
 /// Why `xl` did not do what it was to do.
 #[derive(Debug, thiserror::Error)]
@@ -43,10 +50,18 @@ pub enum XlError {
         text: String,
     },
     /// It does not answer.
-    #[error("`xl {command}` has not answered for {} s", SILENT_MAX.as_secs())]
+    #[error("`xl {command}` has not answered for {} s", limit.as_secs())]
     Silent {
         /// Its arguments.
         command: String,
+        /// How long it had for that.
+        limit: Duration,
+    },
+    /// A domain with the UUID is being created or removed.
+    #[error("domain {id} has no name at the moment, so its state is not known")]
+    Unnamed {
+        /// Its number.
+        id: u32,
     },
 }
 
@@ -88,11 +103,12 @@ pub struct MovingDomain {
 }
 
 impl MovingDomain {
-    /// The copy that arrives: with the name that its receiver gave it, or with its own and not
-    /// running.
+    /// The copy that arrives: with the name that its receiver gave it, or paused with its own name
+    /// or none.
     fn arrives_as(&self, domain: &Domain) -> bool {
+        let has_name = domain.name == self.name || domain.name == UNNAMED;
         domain.name == format!("{}{INCOMING}", self.name)
-            || domain.name == self.name && domain.state == DomainState::Paused
+            || has_name && domain.state == DomainState::Paused
     }
 
     /// The domain that leaves: it has not been released, or has.
@@ -117,7 +133,9 @@ impl Xl {
     /// # Errors
     /// If it is not known.
     pub fn arriving(&self, domain: &MovingDomain) -> Result<Option<Domain>, XlError> {
-        Ok(self.of(domain)?.into_iter().find(|one| domain.arrives_as(one)))
+        let copies = self.of(domain)?.into_iter().filter(|one| domain.arrives_as(one));
+        // One of the domain's own name may be older.
+        Ok(copies.min_by_key(|one| one.name == domain.name))
     }
 
     /// Whether the domain has arrived here: it has its name, and is not paused.
@@ -134,7 +152,11 @@ impl Xl {
     /// # Errors
     /// If it is not known.
     pub fn leaving(&self, domain: &MovingDomain) -> Result<Option<Domain>, XlError> {
-        Ok(self.of(domain)?.into_iter().find(|one| domain.leaves_as(one)))
+        let found = self.of(domain)?;
+        if let Some(Domain { id, .. }) = found.iter().find(|one| one.name == UNNAMED) {
+            return Err(XlError::Unnamed { id: *id });
+        }
+        Ok(found.into_iter().find(|one| domain.leaves_as(one)))
     }
 
     /// Gives the copy that has arrived its name, and runs it.
@@ -154,7 +176,7 @@ impl Xl {
     /// # Errors
     /// If `xl` refuses.
     pub fn destroy(&self, domain: &Domain) -> Result<(), XlError> {
-        self.call(&["destroy", &domain.id.to_string()]).map(drop)
+        self.call_within(&["destroy", &domain.id.to_string()], DESTROY_MAX).map(drop)
     }
 
     /// Starts a receiver.
@@ -176,9 +198,15 @@ impl Xl {
 
     /// Runs it, and returns its output.
     fn call(&self, arguments: &[&str]) -> Result<String, XlError> {
+        self.call_within(arguments, SILENT_MAX)
+    }
+
+    /// The same for a command that may print nothing for `limit`.
+    fn call_within(&self, arguments: &[&str], limit: Duration) -> Result<String, XlError> {
         let command = arguments.join(" ");
-        let mut run = Run::start(&self.program, arguments).map_err(|error| self.system(error))?;
-        let silent = |_| XlError::Silent { command: command.clone() };
+        let run = Run::start(&self.program, arguments, limit);
+        let mut run = run.map_err(|error| self.system(error))?;
+        let silent = |_| XlError::Silent { command: command.clone(), limit };
         let (mut out, mut errors) = (Vec::new(), Vec::new());
         (&mut run.out).take(OUTPUT_BYTES_MAX).read_to_end(&mut out).map_err(silent)?;
         (&mut run.errors).take(OUTPUT_BYTES_MAX).read_to_end(&mut errors).map_err(silent)?;
@@ -201,11 +229,11 @@ struct Run {
 }
 
 impl Run {
-    fn start(program: &Path, arguments: &[&str]) -> io::Result<Self> {
+    fn start(program: &Path, arguments: &[&str], limit: Duration) -> io::Result<Self> {
         let (out, child_out) = UnixStream::pair()?;
         let (errors, child_errors) = UnixStream::pair()?;
         for end in [&out, &errors] {
-            end.set_read_timeout(Some(SILENT_MAX))?;
+            end.set_read_timeout(Some(limit))?;
         }
         // It holds the child's ends of the sockets until the end of the statement.
         let child = Command::new(program)
@@ -286,7 +314,9 @@ web1                                         2   256     1     --p--d       7.5 
         let arrives = |name, state| web1().arrives_as(&of(name, state));
         assert!(arrives("web1--incoming", DomainState::Paused));
         assert!(arrives("web1", DomainState::Paused));
+        assert!(arrives("(null)", DomainState::Paused));
         assert!(!arrives("web1", DomainState::Runs));
+        assert!(!arrives("(null)", DomainState::Runs));
         assert!(!arrives("web1--migratedaway", DomainState::Stopped));
         let leaves = |name, state| web1().leaves_as(&of(name, state));
         assert!(leaves("web1", DomainState::Runs));
@@ -324,5 +354,22 @@ web1                                         2   256     1     --p--d       7.5 
         assert_eq!(calls, "list -v\nlist -v\nrename 5 web1\nunpause 5\ndestroy 5\n");
         let missing = Xl::new(dir.path().join("none"));
         assert!(matches!(missing.leaving(&web1()), Err(XlError::System { .. })));
+    }
+
+    #[test]
+    fn a_domain_without_a_name_is_not_a_domain_that_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!("echo '(null) 7 256 1 --p--- 0.0 {UUID} - -'");
+        let xl = program(dir.path(), &script);
+        assert!(matches!(xl.leaving(&web1()), Err(XlError::Unnamed { id: 7 })));
+        assert_eq!(xl.arriving(&web1()).unwrap().map(|copy| copy.id), Some(7));
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_killed_and_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let xl = program(dir.path(), "exec sleep 600");
+        let hung = xl.call_within(&["list", "-v"], Duration::from_millis(1)).unwrap_err();
+        assert_eq!(hung.to_string(), "`xl list -v` has not answered for 0 s");
     }
 }

@@ -181,8 +181,11 @@ impl Settler {
 
     /// Continues a domain that was to arrive.
     pub(super) fn coming(&self, kept: Reopened<destination::Record>) -> Option<Case> {
-        let mut arriving = ArrivingDomain::after_restart(&self.settlers.host.xl, self.domain()?);
-        let noted = kept.noted();
+        let (xl, noted) = (&self.settlers.host.xl, kept.noted());
+        let starts =
+            |record: &destination::Record| matches!(record, destination::Record::Starting { .. });
+        let permitted = kept.records.iter().any(starts);
+        let mut arriving = ArrivingDomain::after_restart(xl, self.domain()?, permitted);
         let found = self.ask(|| arriving.found(noted).map_err(|error| error.to_string())).ok()?;
         let driver = destination::Driver::restart(kept, found, &mut arriving);
         Some(Case::Destination(driver, arriving))

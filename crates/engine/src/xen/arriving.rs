@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use managers::xen::{MovingDomain, Xl, XlError};
+use managers::xen::{Domain, MovingDomain, Xl, XlError};
 use switchover::destination::{Effects, Event, Noted, Outcome};
 use switchover::{Doubt, Envelope, Found, Reason, ToSource};
 
@@ -17,6 +17,9 @@ pub struct ArrivingDomain {
     domain: MovingDomain,
     /// None: it has exited, or the agent was restarted.
     receiver: Option<Receiver>,
+    /// Whether the copy was to run. Until then it does not have the domain's own name, and a paused
+    /// domain of this name is another one, such as that of a later migration.
+    permitted: bool,
     /// Until when a receiver may report that its copy runs.
     run_max: Duration,
     ran: Option<Instant>,
@@ -34,16 +37,18 @@ impl ArrivingDomain {
         receiver: Receiver,
         run_max: Duration,
     ) -> Self {
-        Self { receiver: Some(receiver), run_max, ..Self::after_restart(xl, domain) }
+        Self { receiver: Some(receiver), run_max, ..Self::after_restart(xl, domain, false) }
     }
 
-    /// A domain whose agent has restarted, so that its receiver has exited.
+    /// A domain whose agent has restarted, so that its receiver has exited. `permitted`: according
+    /// to its journal, it was to run.
     #[must_use]
-    pub fn after_restart(xl: &Arc<Xl>, domain: MovingDomain) -> Self {
+    pub fn after_restart(xl: &Arc<Xl>, domain: MovingDomain, permitted: bool) -> Self {
         Self {
             xl: Arc::clone(xl),
             domain,
             receiver: None,
+            permitted,
             run_max: Duration::ZERO,
             ran: None,
             outbox: VecDeque::new(),
@@ -60,8 +65,13 @@ impl ArrivingDomain {
         if matches!(noted, Noted::Running | Noted::Left) || self.xl.has_arrived(&self.domain)? {
             return Ok(Found::Runs);
         }
+        Ok(self.copy()?.map_or(Found::Missing, |_| Found::Stopped))
+    }
+
+    /// The copy that does not run; none if there is none.
+    fn copy(&self) -> Result<Option<Domain>, XlError> {
         let copy = self.xl.arriving(&self.domain)?;
-        Ok(copy.map_or(Found::Missing, |_| Found::Stopped))
+        Ok(copy.filter(|copy| self.permitted || copy.name != self.domain.name))
     }
 
     pub(crate) fn receiver(&self) -> Option<&Receiver> {
@@ -84,7 +94,7 @@ impl ArrivingDomain {
             Ok(false) => {}
             Err(error) => return failed(error),
         }
-        match self.xl.arriving(&self.domain) {
+        match self.copy() {
             Ok(Some(copy)) => match self.xl.run(&self.domain, &copy) {
                 Ok(()) => Event::Runs,
                 Err(error) => failed(error),
@@ -101,6 +111,7 @@ impl Effects for ArrivingDomain {
     }
 
     fn cont(&mut self) -> Event {
+        self.permitted = true;
         let permitted = self.receiver.take().map(|mut receiver| {
             let permitted = receiver.permit(self.run_max);
             if let Permitted::Failed(_) = permitted {
@@ -131,7 +142,7 @@ impl Effects for ArrivingDomain {
         if let Some(mut receiver) = self.receiver.take() {
             receiver.close();
         }
-        let destroyed = self.xl.arriving(&self.domain).and_then(|copy| match copy {
+        let destroyed = self.copy().and_then(|copy| match copy {
             Some(copy) => self.xl.destroy(&copy),
             None => Ok(()),
         });
@@ -153,5 +164,40 @@ impl Effects for ArrivingDomain {
     /// The domain is Xen's own, and not an agent's.
     fn noted(&mut self) -> Result<(), Reason> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const UUID: &str = "0f2b4c1e-95d8-4f27-9a3e-1c9d0f6a7b42";
+
+    #[test]
+    fn a_paused_domain_is_a_copy_only_if_a_receiver_was_permitted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (program, destroyed) = (dir.path().join("xl"), dir.path().join("destroyed"));
+        let script = format!(
+            "#!/bin/sh\ncase $1 in list) echo 'web1 7 256 1 --p--- 0.0 {UUID} - -';; \
+             destroy) echo $2 > {};; esac\n",
+            destroyed.display()
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let xl = Arc::new(Xl::new(program));
+        let arriving = |permitted| {
+            let domain = MovingDomain { name: "web1".to_owned(), uuid: UUID.to_owned() };
+            ArrivingDomain::after_restart(&xl, domain, permitted)
+        };
+        let mut other = arriving(false);
+        assert_eq!(other.found(Noted::Refused).unwrap(), Found::Missing);
+        assert!(other.kill() && !destroyed.exists());
+        let mut copy = arriving(true);
+        assert_eq!(copy.found(Noted::Starting).unwrap(), Found::Stopped);
+        assert!(copy.kill());
+        assert_eq!(fs::read_to_string(destroyed).unwrap(), "7\n");
     }
 }
