@@ -38,7 +38,8 @@ pub use racks::RackWorld;
 pub use systemd::{Systemd, boot_host};
 pub use terminal::Terminal;
 pub use world::{
-    Side, World, assert_intact, assert_no_page_is_wrong, bare, guest, own_qmp_argument, twin, until,
+    Side, World, assert_intact, assert_no_page_is_wrong, bare, guest, own_qmp_argument, reached,
+    twin, until,
 };
 
 /// Prints what this machine can't test; the suite repeats it at the end, also if the test passes.

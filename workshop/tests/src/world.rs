@@ -105,7 +105,8 @@ pub(crate) fn until_gone(what: &str, is_so: impl FnMut() -> bool) {
     }
 }
 
-fn reached(mut is_so: impl FnMut() -> bool) -> bool {
+/// Whether a state that no event reports is reached in time.
+pub fn reached(mut is_so: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + SETTLE_MAX;
     loop {
         let started = Instant::now();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::{VmStatus, VmSummary};
 use end_to_end::faults::{Traced, phase_within};
-use end_to_end::{Moving, OwnProgram, Side, World, bare, kill, until};
+use end_to_end::{Moving, OwnProgram, Side, World, bare, kill, reached, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
 
@@ -78,7 +78,8 @@ impl Halfway {
 /// another QEMU when nothing fails.
 fn assert_has_it(world: &World, guest: &Guest, pid: u32, said: &str) {
     let vm = || world.vm(Side::A, "web1").expect("its VM is listed");
-    until("it runs", || vm().status == VmStatus::Running && vm().migration.is_none());
+    let runs = || vm().status == VmStatus::Running && vm().migration.is_none();
+    assert!(reached(runs), "{:?}\n{said}\n{}", vm(), world.agent(Side::A).log_text());
     assert_eq!(vm().pid, pid, "{said}\n{}", world.agent(Side::A).log_text());
     world.assert_stayed(guest, Side::A, pid);
     world.assert_nothing_else(Side::A);
@@ -142,17 +143,34 @@ fn the_next_qemu_dies_before_it_has_the_vm() {
     }
 }
 
-/// The next one has all of it by then.
+/// The next one has all of it by then. The VM runs there if the former one had reported so, and is
+/// dead otherwise, but nowhere else.
 #[test]
 fn the_former_qemu_dies_when_the_vm_is_loaded() {
     for options in RAMS {
-        for phase in [LOADED, COMMITTED] {
-            let halfway = Halfway::new(options, phase);
-            kill(halfway.former);
-            let next = halfway.next;
-            let (world, guest, said) = halfway.settle();
+        let halfway = Halfway::new(options, LOADED);
+        kill(halfway.former);
+        let next = halfway.next;
+        let (world, guest, said) = halfway.settle();
+        let is_dead = || world.vm(Side::A, "web1").is_some_and(|vm| vm.status == VmStatus::Dead);
+        let runs = || world.vm(Side::A, "web1").is_some_and(|vm| vm.pid == next);
+        until("it runs, or is dead", || is_dead() || runs());
+        if is_dead() {
+            assert_is_gone(&world, guest, options);
+        } else {
             assert_has_it(&world, &guest, next, &said);
         }
+    }
+}
+
+#[test]
+fn the_former_qemu_dies_after_the_commit() {
+    for options in RAMS {
+        let halfway = Halfway::new(options, COMMITTED);
+        kill(halfway.former);
+        let next = halfway.next;
+        let (world, guest, said) = halfway.settle();
+        assert_has_it(&world, &guest, next, &said);
     }
 }
 
@@ -170,19 +188,32 @@ fn refused(on_arrival: &str) {
     }
 }
 
-/// The next one may have had the VM, so the agent lets the former one have it by itself no more. An
-/// operator ends it.
+/// If the next one may have had the VM, the agent lets the former one have it by itself no more: an
+/// operator ends it. It continues if the next one had ended before the order to run it.
 #[test]
 fn the_next_qemu_dies_while_it_starts_the_vm() {
     for options in RAMS {
         let halfway = Halfway::new(options, STARTING);
         kill(halfway.next);
-        let Halfway { world, guest, moving, slow, .. } = halfway;
-        drop((moving.wait_any(), slow));
+        let Halfway { world, guest, moving, slow, former, .. } = halfway;
+        let (_, output, said) = moving.wait_any();
+        drop(slow);
         let vm = || world.vm(Side::A, "web1").expect("its VM is listed");
         let in_doubt = |vm: &VmSummary| vm.status == VmStatus::InDoubt && vm.problem.is_some();
         // It is dead if the next one had it already.
-        until("that is known", || in_doubt(&vm()) || vm().status == VmStatus::Dead);
+        let is_back = |vm: &VmSummary| vm.status == VmStatus::Running && vm.pid == former;
+        let is_known = || {
+            let vm = vm();
+            in_doubt(&vm) || vm.status == VmStatus::Dead || is_back(&vm)
+        };
+        assert!(reached(is_known), "{:?}\n{}", vm(), world.agent(Side::A).log_text());
+        if is_back(&vm()) {
+            let why = format!("{output}{said}");
+            assert!(why.contains("had ended before it was to run the VM"), "{why}");
+            until("it is settled", || phase_within(&world, Side::A) == "- / -");
+            assert_has_it(&world, &guest, former, &said);
+            continue;
+        }
         if in_doubt(&vm()) {
             let problem = vm().problem.unwrap_or_default();
             assert!(problem.contains("ended when it had been ordered to run it"), "{problem}");
