@@ -195,7 +195,8 @@ impl Registry {
     }
 
     /// The seat of a next QEMU that an earlier run of the agent left; none if the VM has that QEMU
-    /// already. `machine` is none if that QEMU has ended.
+    /// already, or waits for no switchover: then another one may have the seat. `machine` is none
+    /// if that QEMU has ended.
     pub(crate) fn seat_found(
         self: &Arc<Self>,
         name: &str,
@@ -204,7 +205,7 @@ impl Registry {
     ) -> Option<Seat> {
         let dir = self.state.vm(name);
         let former = self.vm(name)?;
-        if former.may_be_of(recorded) {
+        if former.may_be_of(recorded) || !self.is_unsettled(name) {
             return None;
         }
         let domain = &former.share_domain;

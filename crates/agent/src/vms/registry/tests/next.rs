@@ -128,6 +128,24 @@ fn a_journal_decides_about_it() {
     }
 }
 
+/// A journal that is left when the VM is settled, and long after it, concerns no later upgrade.
+#[test]
+fn a_journal_of_a_vm_that_is_free_takes_no_seat() {
+    let dir = TestDir::new();
+    let registry = open(dir.path());
+    registry.run(&request("web1"), &probes()).unwrap();
+    registry.run(&request("web2"), &probes()).unwrap();
+    let vm = registry.vm("web1").unwrap();
+    let ended = registry.vm("web2").unwrap().machine().unwrap();
+    registry.stop("web2", FORCE).unwrap();
+    let seat = registry.seat(&vm, &vm.machine().unwrap()).unwrap();
+    seat.note_starting().unwrap();
+    assert!(registry.seat_found("web1", None, &ended.record()).is_none());
+    assert!(may_have_next(&vm.dir) && seat.home.is_dir());
+    drop(seat);
+    registry.stop("web1", FORCE).unwrap();
+}
+
 /// The former one goes on if the next one did not take the VM after all.
 #[test]
 fn a_seat_that_is_given_up_leaves_nothing() {
