@@ -91,7 +91,7 @@ impl CommandLine {
             };
             let short = argument.strip_prefix("file:").filter(|_| OUTPUTS.contains(&&**name));
             if let Some(path) = short {
-                // The short form can't say so.
+                // The short form has no option for it.
                 let id = match name.as_str() {
                     DEBUGCON => DEBUGCON.to_owned(),
                     _ => format!("droveway-file{at}"),

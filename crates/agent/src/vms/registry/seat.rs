@@ -1,7 +1,7 @@
 //! The seat of a VM's next QEMU on this host, next to that of its former one.
 //!
 //! The former one has the VM's name until the next one has the VM. The record of the next one is a
-//! file of its own until then: one that replaces the VM's record says that the next one has it.
+//! file of its own until then: one that replaces the VM's record shows that the next one has it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -293,7 +293,7 @@ impl Registry {
     }
 
     /// Frees a VM whose migration `id` within this host has ended, on either of its QEMUs. That may
-    /// have been done, and another operation have begun.
+    /// have been done, and another operation have started.
     pub(crate) fn upgraded(&self, name: &str, id: &str) {
         self.free_if(name, |busy| match busy {
             Busy::Moving(its) => its == id,

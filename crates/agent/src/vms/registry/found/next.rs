@@ -10,7 +10,7 @@ use super::{Held, nobody_listens};
 use crate::vms::record::{self, Record, RecordError};
 
 /// Whether a journal decides about the next QEMU of a VM. Without one it never had the VM, and is
-/// ended, with what was made for it; where that can't be told, it is left alone.
+/// ended, with what was made for it; where that isn't known, it is not touched.
 pub(super) fn look(name: &str, dir: &Path, held: &Held) -> bool {
     let next = match Record::read_next(dir) {
         Ok(next) => next,

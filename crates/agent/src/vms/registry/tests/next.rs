@@ -148,7 +148,7 @@ fn a_journal_of_a_vm_that_is_free_takes_no_seat() {
 
 /// The former one goes on if the next one did not take the VM after all.
 #[test]
-fn a_seat_that_is_given_up_leaves_nothing() {
+fn a_seat_that_is_dropped_leaves_nothing() {
     let dir = TestDir::new();
     let registry = open(dir.path());
     registry.run(&request("web1"), &probes()).unwrap();
