@@ -84,7 +84,7 @@ const CODES_OF_UPGRADE: &str = "Exit codes:
   0    all VMs have it, or had it before; or plans were shown
   1    some are not known to have it: the output shows which, and why
   2    the command line is wrong
-  130  ended by a second Ctrl-C: those that have begun may get it anyway";
+  130  ended by a second Ctrl-C: VMs whose move has started may still get it";
 const CODES_OF_STOP: &str = "Exit codes:
   0    the VM is off
   1    it is not known to be off: the reason is on standard error

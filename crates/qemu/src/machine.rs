@@ -226,7 +226,7 @@ impl Machine {
 
     fn ask_to_quit(&self) -> Result<(), ProcessError> {
         match self.qmp.execute_within("quit", json!({}), QUIT_ASK) {
-            // It may be gone before its answer is read.
+            // It may exit before its answer is read.
             Ok(_) | Err(QmpError::Closed) => Ok(()),
             Err(error) => {
                 tracing::warn!(pid = self.process.pid(), %error, "QEMU doesn't quit; ending it");

@@ -20,8 +20,9 @@ const FILE: &str = "memory-backend-file";
 const MEMFD: &str = "memory-backend-memfd";
 /// Devices that have a device of the host for themselves.
 const OF_HOST: [&str; 2] = ["vfio-", "usb-host"];
-/// Devices whose back end, outside of QEMU, serves one QEMU.
-const SERVED: [&str; 3] = ["vhost-user-", "vhost-vdpa", "vhost-scsi"];
+/// Devices whose back end, outside of QEMU, serves one QEMU. Of vsock, each guest has a number of
+/// its own.
+const SERVED: [&str; 4] = ["vhost-user-", "vhost-vdpa", "vhost-scsi", "vhost-vsock-"];
 /// The id that libvirt gives to its own monitor's socket.
 const LIBVIRTS_MONITOR: &str = "charmonitor";
 

@@ -89,8 +89,8 @@ pub(crate) fn leave_stopping(name: &str) -> ExitCode {
 /// Tells a user who leaves while VMs get another QEMU.
 pub(crate) fn leave_upgrading() -> ExitCode {
     eprint_line(format_args!(
-        "droveway: no longer watching. Those that have begun may get it anyway: `droveway list \
-         --migrations` shows how they end"
+        "droveway: no longer watching. VMs whose move has started may still get another QEMU: \
+         `droveway list --migrations` shows how the moves end"
     ));
     ExitCode::from(INTERRUPTED)
 }

@@ -21,7 +21,9 @@ const OTHER_USERS: [&str; 7] = ["mon", "object", "netdev", "nic", "net", "tpmdev
 /// before it has the VM.
 const COMMANDING: [&str; 4] = ["monitor", "qmp", "qmp-pretty", "gdb"];
 /// Options with the guest's output, which have a short form.
-const OUTPUTS: [&str; 3] = ["serial", "parallel", "debugcon"];
+const OUTPUTS: [&str; 3] = ["serial", "parallel", DEBUGCON];
+/// QEMU gives that device the character device of this id, whatever the option names.
+const DEBUGCON: &str = "debugcon";
 /// How devices begin whose back end is at the other end of a socket.
 const SERVED: [&str; 2] = ["vhost-user", "ivshmem"];
 
@@ -88,8 +90,12 @@ impl CommandLine {
             };
             let short = argument.strip_prefix("file:").filter(|_| OUTPUTS.contains(&&**name));
             if let Some(path) = short {
-                // The short form can't say so.
-                let (id, path) = (format!("droveway-file{at}"), path.replace(',', ",,"));
+                // The short form has no option for it.
+                let id = match name.as_str() {
+                    DEBUGCON => DEBUGCON.to_owned(),
+                    _ => format!("droveway-file{at}"),
+                };
+                let path = path.replace(',', ",,");
                 let chardev = format!("file,id={id},path={path},append=on");
                 line.items.push(option("-chardev", Some(&chardev)));
                 line.items.push(option(typed, Some(&format!("chardev:{id}"))));
@@ -222,11 +228,13 @@ mod tests {
     fn the_guests_output_is_continued() {
         let line = parse(
             "qemu -serial file:/run/c,1 -chardev file,id=a,path=/a -chardev \
-             file,id=b,path=/b,append=off -debugcon stdio",
+             file,id=b,path=/b,append=off -debugcon file:/d -parallel stdio",
         );
         let expected = "-chardev file,id=droveway-file0,path=/run/c,,1,append=on \
                         -serial chardev:droveway-file0 -chardev file,id=a,path=/a,append=on \
-                        -chardev file,id=b,path=/b,append=off -debugcon stdio";
+                        -chardev file,id=b,path=/b,append=off \
+                        -chardev file,id=debugcon,path=/d,append=on -debugcon chardev:debugcon \
+                        -parallel stdio";
         assert_eq!(arguments(&line.appending()), expected);
         assert_eq!(line.appending().appending(), line.appending(), "once is enough");
     }

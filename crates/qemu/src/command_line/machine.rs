@@ -100,7 +100,8 @@ pub(super) fn backend(argument: &str) -> Option<Backend> {
     if !kind.starts_with("memory-backend-") {
         return None;
     }
-    let is_on = |key: &str| value(key).is_some_and(|text| matches!(&*text, "on" | "true" | "yes"));
+    let is_on =
+        |key: &str| value(key).is_some_and(|text| matches!(&*text, "on" | "true" | "yes" | "y"));
     let is_off =
         |key: &str| value(key).is_some_and(|text| matches!(&*text, "off" | "false" | "no" | "n"));
     let path = value("mem-path");
@@ -208,6 +209,10 @@ mod tests {
         assert_eq!(huge, [None, Some(1 << 30), Some(2 << 20)]);
         assert!(found[1].hugetlb && found[2].hugetlb);
         assert!(found[0].reserve && !found[1].reserve && !found[2].reserve);
+        let file = "memory-backend-file,id=a,mem-path=/ram,share=";
+        for (on, share) in [("on", true), ("yes", true), ("y", true), ("n", false)] {
+            assert_eq!(backend(&format!("{file}{on}")).unwrap().share, share, "{on}");
+        }
     }
 
     #[test]

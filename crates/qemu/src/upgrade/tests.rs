@@ -97,11 +97,12 @@ fn what_forbids_it_is_named() {
     assert_eq!(plain().plan(&next()), Plan::Copied { bytes: 64 * MIB });
     let vm = Known { blockers: vec!["0000:00:04.0/nvme".to_owned()], ..plain() };
     assert_eq!(reasons(&vm), ["QEMU can't migrate it: 0000:00:04.0/nvme"]);
-    let devices = ["virtio-net-pci", "vfio-pci-nohotplug", "vhost-user-fs-pci"];
+    let devices = ["virtio-net-pci", "vfio-pci-nohotplug", "vhost-user-fs-pci", "vhost-vsock-pci"];
     let vm = Known { devices: devices.map(str::to_owned).to_vec(), ..plain() };
     let expected = [
         "vfio-pci-nohotplug has a device of the host for itself",
         "the back end of vhost-user-fs-pci serves one QEMU",
+        "the back end of vhost-vsock-pci serves one QEMU",
     ];
     assert_eq!(reasons(&vm), expected);
     let vm = known("qemu -serial unix:/s,server=on", Vec::new());

@@ -28,7 +28,9 @@ pub(crate) struct NextHost {
     registry: Arc<Registry>,
     settlers: Arc<Settlers>,
     examiner: Arc<Examiner>,
-    /// Its program; by default that of the VM's command line.
+    /// The QEMU that was checked.
+    checked: machine::Record,
+    /// The program of the next one; by default that of the VM's command line.
     program: Option<String>,
     prepare_max: Duration,
     idle_max: Duration,
@@ -38,6 +40,7 @@ impl NextHost {
     pub(crate) fn new(
         settlers: &Arc<Settlers>,
         examiner: &Arc<Examiner>,
+        checked: machine::Record,
         program: Option<String>,
         waits: &Waits,
     ) -> Self {
@@ -45,6 +48,7 @@ impl NextHost {
             registry: Arc::clone(&settlers.registry),
             settlers: Arc::clone(settlers),
             examiner: Arc::clone(examiner),
+            checked,
             program,
             prepare_max: waits.prepare - waits.prepare / 8,
             idle_max: waits.prepare / IDLE_PARTS,
@@ -57,6 +61,10 @@ impl NextHost {
         let ended = || Denied::Qemu(format!("the QEMU of {} has ended", order.vm));
         let vm = self.registry.vm(&order.vm).ok_or_else(ended)?;
         let former = vm.machine().ok_or_else(ended)?;
+        // Another one of that name may have RAM that two QEMUs would write to.
+        if !former.record().is_of(&self.checked) {
+            return Err(ended());
+        }
         let order = self.with_program(order);
         let shape = understood("what the VM is made of", &order.shape)?;
         let probes = self.examiner.probes();

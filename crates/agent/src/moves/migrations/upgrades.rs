@@ -9,6 +9,7 @@ use api::{
 };
 use engine::{Migrated, Peer, SameHost, Watch};
 use qemu::command_line::CommandLine;
+use qemu::machine::Machine;
 use qemu::upgrade::{Known, Plan};
 
 use super::Migrations;
@@ -29,36 +30,14 @@ impl Migrations {
         name: &str,
         program: Option<&String>,
     ) -> Result<UpgradePlan, Denied> {
+        let machine = self.machine_of(name)?;
+        plan(&machine, examiner, name, program)
+    }
+
+    fn machine_of(&self, name: &str) -> Result<Arc<Machine>, Denied> {
         self.registry.show(name)?;
-        let dead = || Denied::Coded(ErrorCode::VmDead, format!("{name} does not run here"));
-        let vm = self.registry.vm(name).ok_or_else(dead)?;
-        let machine = vm.machine().ok_or_else(dead)?;
-        let known = Known::of(&machine).map_err(|error| Denied::Qemu(error.to_string()))?;
-        let program = program.or(machine.argv.first()).ok_or_else(dead)?;
-        let line = CommandLine::parse(&machine.argv);
-        let accelerator = line.as_ref().map(CommandLine::accelerator).unwrap_or_default();
-        let probes = examiner.probes();
-        let next = probes.of(program, &machine.cwd, &accelerator);
-        let next = next.map_err(|error| Denied::Conflict(error.to_string()))?;
-        let file = probes.programs().find(program, &machine.cwd);
-        let already = file.is_ok_and(|file| machine.runs_program(&file));
-        let (how, copied_bytes, reasons) = match known.plan_copy(&next) {
-            Plan::HandedOver => (UpgradeHow::HandedOver, 0, Vec::new()),
-            Plan::Copied { bytes } => (UpgradeHow::Copied, bytes, Vec::new()),
-            Plan::Not { reasons } => {
-                (UpgradeHow::Not, 0, reasons.iter().map(ToString::to_string).collect())
-            }
-        };
-        Ok(UpgradePlan {
-            vm: name.to_owned(),
-            qemu: machine.version.clone(),
-            program: program.clone(),
-            version: next.version_text(),
-            already,
-            how,
-            copied_bytes,
-            reasons,
-        })
+        let machine = self.registry.vm(name).and_then(|vm| vm.machine());
+        machine.ok_or_else(|| dead(name))
     }
 
     /// Starts to give a VM another QEMU, on a thread of its own.
@@ -69,7 +48,8 @@ impl Migrations {
         request: UpgradeRequest,
     ) -> Result<String, Denied> {
         // Before anything is touched.
-        let plan = self.plan_upgrade(examiner, name, request.program.as_ref())?;
+        let machine = self.machine_of(name)?;
+        let plan = plan(&machine, examiner, name, request.program.as_ref())?;
         if plan.how == UpgradeHow::Not {
             let reasons = plan.reasons.join("; ");
             return Err(Denied::Conflict(format!("{name} can't get another QEMU: {reasons}")));
@@ -77,7 +57,8 @@ impl Migrations {
         let id = self.unused_id(&self.table())?;
         let order = order(name, &self.local.agent, &request);
         let waits = &self.local.waits;
-        let next = NextHost::new(&self.settlers, examiner, request.program, waits);
+        let checked = machine.record();
+        let next = NextHost::new(&self.settlers, examiner, checked, request.program, waits);
         self.begin_with(&id, order, {
             let id = id.clone();
             move |this, vm, order, watch| this.perform_here(&id, next, vm, order, watch)
@@ -125,6 +106,44 @@ impl Migrations {
         }
         self.keep(id, report);
     }
+}
+
+fn plan(
+    machine: &Machine,
+    examiner: &Examiner,
+    name: &str,
+    program: Option<&String>,
+) -> Result<UpgradePlan, Denied> {
+    let known = Known::of(machine).map_err(|error| Denied::Qemu(error.to_string()))?;
+    let program = program.or(machine.argv.first()).ok_or_else(|| dead(name))?;
+    let line = CommandLine::parse(&machine.argv);
+    let accelerator = line.as_ref().map(CommandLine::accelerator).unwrap_or_default();
+    let probes = examiner.probes();
+    let next = probes.of(program, &machine.cwd, &accelerator);
+    let next = next.map_err(|error| Denied::Conflict(error.to_string()))?;
+    let file = probes.programs().find(program, &machine.cwd);
+    let already = file.is_ok_and(|file| machine.runs_program(&file));
+    let (how, copied_bytes, reasons) = match known.plan_copy(&next) {
+        Plan::HandedOver => (UpgradeHow::HandedOver, 0, Vec::new()),
+        Plan::Copied { bytes } => (UpgradeHow::Copied, bytes, Vec::new()),
+        Plan::Not { reasons } => {
+            (UpgradeHow::Not, 0, reasons.iter().map(ToString::to_string).collect())
+        }
+    };
+    Ok(UpgradePlan {
+        vm: name.to_owned(),
+        qemu: machine.version.clone(),
+        program: program.clone(),
+        version: next.version_text(),
+        already,
+        how,
+        copied_bytes,
+        reasons,
+    })
+}
+
+fn dead(name: &str) -> Denied {
+    Denied::Coded(ErrorCode::VmDead, format!("{name} does not run here"))
 }
 
 /// The order to move a VM within this host: nothing is shared or packed for a network.

@@ -125,7 +125,7 @@ impl Settlers {
             (None, _) => {}
         }
         match &sides.destination {
-            // It runs the VM already, where the former one has told it to.
+            // It runs the VM already, where the former one has ordered it to.
             Some((_, destination)) if takes(destination, Resolution::Here) => {
                 ask(destination, vm, Resolution::Here)
             }

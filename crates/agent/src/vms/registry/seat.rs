@@ -1,7 +1,7 @@
 //! The seat of a VM's next QEMU on this host, next to that of its former one.
 //!
 //! The former one has the VM's name until the next one has the VM. The record of the next one is a
-//! file of its own until then: one that replaces the VM's record says that the next one has it.
+//! file of its own until then: one that replaces the VM's record shows that the next one has it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -195,7 +195,8 @@ impl Registry {
     }
 
     /// The seat of a next QEMU that an earlier run of the agent left; none if the VM has that QEMU
-    /// already. `machine` is none if that QEMU has ended.
+    /// already, or waits for no switchover: then another one may have the seat. `machine` is none
+    /// if that QEMU has ended.
     pub(crate) fn seat_found(
         self: &Arc<Self>,
         name: &str,
@@ -204,7 +205,7 @@ impl Registry {
     ) -> Option<Seat> {
         let dir = self.state.vm(name);
         let former = self.vm(name)?;
-        if former.may_be_of(recorded) {
+        if former.may_be_of(recorded) || !self.is_unsettled(name) {
             return None;
         }
         let domain = &former.share_domain;
@@ -292,7 +293,7 @@ impl Registry {
     }
 
     /// Frees a VM whose migration `id` within this host has ended, on either of its QEMUs. That may
-    /// have been done, and another operation have begun.
+    /// have been done, and another operation have started.
     pub(crate) fn upgraded(&self, name: &str, id: &str) {
         self.free_if(name, |busy| match busy {
             Busy::Moving(its) => its == id,

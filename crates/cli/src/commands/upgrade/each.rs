@@ -1,4 +1,4 @@
-//! Gives VMs another QEMU, a few at a time, and tells how that went.
+//! Gives VMs another QEMU, a few at a time, and reports how that went.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -103,7 +103,7 @@ impl<'c> Upgrades<'c> {
             match self.upgrade(&name).await {
                 Ok(said) if self.json => eprint_line(format_args!("{said}")),
                 Ok(said) => {
-                    // Whoever reads it may have gone; the VMs get it all the same.
+                    // The reader may have disconnected; the VMs get it all the same.
                     let _ = print_line(format_args!("{said}"));
                 }
                 Err(problem) => {
@@ -114,10 +114,10 @@ impl<'c> Upgrades<'c> {
         }
     }
 
-    /// Gives one VM another QEMU, and says how that went.
+    /// Gives one VM another QEMU; returns the line about it.
     async fn upgrade(&self, name: &str) -> Result<String, Problem> {
         if self.is_cancelled() {
-            return Err(Problem::Refused("cancelled before it began".to_owned()));
+            return Err(Problem::Refused("cancelled before it started".to_owned()));
         }
         let request = PlanUpgradeRequest { program: self.request.program.clone() };
         let plan = plan(self.client, name, &request).await?;
@@ -164,12 +164,12 @@ impl<'c> Upgrades<'c> {
     /// Waits until the user cancels the command.
     async fn cancelling(&self) {
         let mut cancelled = self.cancelled.subscribe();
-        // It fails when the sender is gone, which is here.
+        // It fails when the sender is dropped, which is here.
         let _ = cancelled.wait_for(|is| *is).await;
     }
 }
 
-/// What is said of one VM at its end.
+/// The line about one VM at its end.
 fn told(plan: &UpgradePlan, ended: &Progress, report: Option<&Report>) -> Result<String, Problem> {
     match &ended.outcome {
         Some(Outcome::Done) => {}

@@ -10,7 +10,7 @@ use super::{Held, nobody_listens};
 use crate::vms::record::{self, Record, RecordError};
 
 /// Whether a journal decides about the next QEMU of a VM. Without one it never had the VM, and is
-/// ended, with what was made for it; where that can't be told, it is left alone.
+/// ended, with what was made for it; where that isn't known, it is not touched.
 pub(super) fn look(name: &str, dir: &Path, held: &Held) -> bool {
     let next = match Record::read_next(dir) {
         Ok(next) => next,
@@ -20,11 +20,10 @@ pub(super) fn look(name: &str, dir: &Path, held: &Held) -> bool {
             return held.names(name);
         }
     };
-    if next.machine.as_ref().is_some_and(|recorded| held.holds(name, recorded)) {
-        return true;
-    }
+    let is_held = next.machine.as_ref().is_some_and(|recorded| held.holds(name, recorded));
     let now = match Record::read(dir) {
         Ok(now) => now,
+        Err(_) if is_held => return true,
         Err(error) => {
             leave_alone(name, &error.to_string());
             return false;
@@ -33,9 +32,13 @@ pub(super) fn look(name: &str, dir: &Path, held: &Held) -> bool {
     let has_it = |recorded: &machine::Record| {
         now.machine.as_ref().is_some_and(|machine| machine.is_of(recorded))
     };
+    // Also with a journal: its thread finds the VM where it is to be, and removes nothing.
     if next.machine.as_ref().is_some_and(has_it) {
         record::remove_next(dir);
         return false;
+    }
+    if is_held {
+        return true;
     }
     let home = match &next.machine {
         Some(_) => next.home(dir),

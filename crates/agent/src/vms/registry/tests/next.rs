@@ -71,17 +71,24 @@ fn one_that_may_have_it_is_left_alone_and_no_other_one_is_started() {
     registry.stop("web1", FORCE).unwrap();
 }
 
+/// The agent ended between the two files, with the journal of the next one or without.
 #[test]
 fn one_that_has_it_by_the_vms_record_needs_no_record_of_its_own() {
-    let left = Left::new(Standing::Arriving, true);
-    let machine = Some(left.next.clone());
-    Record::new(Standing::Here, machine, 32 << 20, "", "tenant-7").write(&left.vm).unwrap();
-    let registry = open(left.dir.path());
-    assert_eq!(registry.show("web1").unwrap().pid, left.pid());
-    assert!(!may_have_next(&left.vm) && is_alive(left.pid()));
-    registry.stop("web1", FORCE).unwrap();
-    let former = Process::now(left.former).unwrap();
-    former.kill().unwrap();
+    for is_held in [false, true] {
+        let left = Left::new(Standing::Arriving, true);
+        let machine = Some(left.next.clone());
+        Record::new(Standing::Here, machine, 32 << 20, "", "tenant-7").write(&left.vm).unwrap();
+        let held = is_held.then(|| ("web1".to_owned(), Some(left.next.clone())));
+        let state = StateDir::open(left.dir.path()).unwrap();
+        let registry = Registry::open(state, &Held(held.into_iter().collect())).unwrap();
+        let registry = Arc::new(registry);
+        assert_eq!(registry.is_unsettled("web1"), is_held);
+        assert_eq!(registry.show("web1").unwrap().pid, left.pid());
+        assert!(!may_have_next(&left.vm) && is_alive(left.pid()));
+        registry.settled_here("web1");
+        registry.stop("web1", FORCE).unwrap();
+        Process::now(left.former).unwrap().kill().unwrap();
+    }
 }
 
 #[test]
@@ -121,9 +128,27 @@ fn a_journal_decides_about_it() {
     }
 }
 
+/// A journal that is left when the VM is settled, and long after it, concerns no later upgrade.
+#[test]
+fn a_journal_of_a_vm_that_is_free_takes_no_seat() {
+    let dir = TestDir::new();
+    let registry = open(dir.path());
+    registry.run(&request("web1"), &probes()).unwrap();
+    registry.run(&request("web2"), &probes()).unwrap();
+    let vm = registry.vm("web1").unwrap();
+    let ended = registry.vm("web2").unwrap().machine().unwrap();
+    registry.stop("web2", FORCE).unwrap();
+    let seat = registry.seat(&vm, &vm.machine().unwrap()).unwrap();
+    seat.note_starting().unwrap();
+    assert!(registry.seat_found("web1", None, &ended.record()).is_none());
+    assert!(may_have_next(&vm.dir) && seat.home.is_dir());
+    drop(seat);
+    registry.stop("web1", FORCE).unwrap();
+}
+
 /// The former one goes on if the next one did not take the VM after all.
 #[test]
-fn a_seat_that_is_given_up_leaves_nothing() {
+fn a_seat_that_is_dropped_leaves_nothing() {
     let dir = TestDir::new();
     let registry = open(dir.path());
     registry.run(&request("web1"), &probes()).unwrap();
