@@ -154,17 +154,26 @@ impl Shared {
         };
         let domain = offered.name().to_owned();
         let _in = data_threads::migration_span(&id, &domain).entered();
-        let running = self.settlers.begins();
-        let began = |pipes: &XlPipes, switchover: &str| {
-            running.is(switchover);
-            pipes.tell(&DomainEvent::Began {
-                migration: id.clone(),
-                again: switchover.to_owned(),
-                domain: domain.clone(),
-            });
+        let Some(running) = self.settlers.begins(offered.uuid()) else {
+            let text = format!(
+                "{domain} is being migrated already, or it is not decided yet which host has it: \
+                 `droveway list` and `droveway list --migrations` show it"
+            );
+            tracing::warn!(to = order.to, "a second migration of a domain; refused");
+            return offered.pipes().ended(false, &text);
         };
         let listed = (id.as_str(), domain.as_str(), order.to.as_str());
         self.migrations.carry(listed, order.bounds.clone(), What::Migration, |watch| {
+            // Also after a fault it ends in here, before xl's pipes are handed over again.
+            let registered = running;
+            let began = |pipes: &XlPipes, switchover: &str| {
+                registered.is(switchover);
+                pipes.tell(&DomainEvent::Began {
+                    migration: id.clone(),
+                    again: switchover.to_owned(),
+                    domain: domain.clone(),
+                });
+            };
             let departed = offered.send(&self.local, &peer, order, watch, &began);
             if let Some((driver, departing)) = departed.unsettled {
                 self.settlers.leaving(driver, departing);

@@ -1,6 +1,7 @@
 //! The thread of one switchover of a domain: it sends, receives, waits, and shows what is in doubt.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use api::Happening;
@@ -47,6 +48,8 @@ pub(super) struct Settler {
     pub(super) told: Receiver<Request>,
     /// What is in doubt, for the operator.
     pub(super) doubt: Arc<Mutex<Option<String>>>,
+    /// Whether the domain's fate is decided at its source.
+    pub(super) is_decided: Arc<AtomicBool>,
 }
 
 impl Settler {
@@ -110,6 +113,8 @@ impl Settler {
     /// Shows what is in doubt, or that nothing is, and notes a decision in the report.
     fn show(&self, case: &mut Case) {
         if let Some(fate) = case.take_fate() {
+            self.is_decided.store(true, SeqCst);
+            self.settlers.wake_those_that_begin();
             self.settlers.history.settled(&self.opened, &fate);
         }
         let Opened { vm, peer, .. } = &self.opened;
