@@ -81,8 +81,10 @@ impl Connected<'_> {
         let followed = caught(|| self.follow_domain(&arriving, &writer, audit));
         let fault = Err(End::failed("a fault in the agent there; see its log"));
         let followed = followed.into_returned().unwrap_or(fault);
-        if followed.is_err() {
-            writer.end();
+        match followed {
+            // A lane may still hold pages for which the source never starts the epoch.
+            Ok(()) => writer.stop(),
+            Err(_) => writer.end(),
         }
         self.end_lanes();
         let event = match followed {
