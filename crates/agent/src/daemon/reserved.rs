@@ -177,8 +177,8 @@ fn sharing(config: &Config, security: Security) -> Result<Option<Arc<Sharing>>, 
 }
 
 /// Domains of Xen, and the journals of their switchovers. Those that are left are settled also if
-/// `[xen]` was removed: if this agent answered that it knows nothing of them, the other one would end
-/// a copy that was given to it.
+/// `[xen]` was removed: if this agent answered that it knows nothing of them, the other one would
+/// destroy a copy that was given to it.
 fn xen_host(xen: Option<&Xen>, state: &StateDir) -> Result<Option<Arc<XenHost>>, AgentError> {
     let dir = state.domain_journals();
     if xen.is_none() && !dir.is_dir() {
