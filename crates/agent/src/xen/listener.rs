@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use api::{DomainEvent, SendDomain};
+use api::{Audit, DomainEvent, SendDomain};
 use engine::{Local, OfferedDomain, XlPipes};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -186,6 +186,10 @@ impl Shared {
     fn check(&self, order: &SendDomain) -> Result<(engine::Peer, String), Denied> {
         api::check_times(order.downtime_ms, order.blackout_max_s, order.timeout_s)
             .map_err(Denied::Invalid)?;
+        if order.audit == Audit::Deep {
+            let text = "--audit deep: the memory of a domain of Xen cannot be read back";
+            return Err(Denied::Invalid(text.to_owned()));
+        }
         let peer = self.migrations.peer(&order.to)?;
         Ok((peer, self.migrations.new_id()?))
     }
