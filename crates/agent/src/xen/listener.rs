@@ -137,7 +137,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends a domain. xl resumes it by itself where this fails before it has begun.
+    /// Sends a domain. xl resumes it by itself where this fails before it has started.
     fn send(&self, order: &SendDomain, pipes: XlPipes) {
         let known = self.check(order);
         let (peer, id) = match known {
@@ -148,7 +148,7 @@ impl Shared {
             Ok(offered) => offered,
             Err(refused) => {
                 let (error, pipes) = *refused;
-                tracing::warn!(%error, "xl offers no domain");
+                tracing::warn!(%error, "cannot read which domain xl sends");
                 return pipes.ended(false, &error.to_string());
             }
         };

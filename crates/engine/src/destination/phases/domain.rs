@@ -105,7 +105,7 @@ impl Connected<'_> {
         let here = &self.shared.local.agent;
         let Some(xen) = &self.shared.local.xen else {
             return Err(End::failed(format!(
-                "the agent of {here} takes no domains of Xen: add [xen] to its file"
+                "the agent of {here} accepts no domains of Xen: add [xen] to its file"
             )));
         };
         if !xen.accept_from.contains(&order.from) {
