@@ -27,8 +27,8 @@ pub struct DepartingDomain {
     domain: MovingDomain,
     /// None: they were not handed over, or are closed.
     pipes: Option<Arc<XlPipes>>,
-    /// Whether xl may have "ready": since then it resumes its domain
-    /// only if that is handed back, and not if its pipes are closed.
+    /// Whether xl may have "ready": since then it resumes its domain only if that is handed back,
+    /// and not if its pipes are closed.
     offered: bool,
     /// Until when its pipes may be handed over again, after a restart of the agent.
     pipes_until: Option<Instant>,

@@ -64,6 +64,15 @@ impl Connected<'_> {
         self.lanes.threads().set(&order.terms);
         self.arrives(place)?;
         place.is_of_host();
+        // Once the copy has its name, nothing would tell them apart.
+        if xen.xl.has_arrived(&domain).map_err(End::failed)? {
+            return Err(End::failed(format!(
+                "{here} has a domain with the name and the UUID of {name} already, which may have \
+                 crashed: `xl list -v` there shows it",
+                here = self.shared.local.agent,
+                name = domain.name
+            )));
+        }
         let waits = &self.shared.local.waits;
         let receiver = Receiver::start(&xen.xl).map_err(End::failed)?;
         receiver.wait_banner(waits.prepare - waits.prepare / ANSWER_SHARE).map_err(End::failed)?;
