@@ -8,7 +8,7 @@
 //! | it stays | xl gets a report of failure, or its pipes are closed | the receiver's input is closed, and no copy is left |
 //! | it has left | xl gets a report of success, and destroys it | |
 //!
-//! Whatever xl and its receiver do, or don't, the domain is looked for by its UUID.
+//! Whatever xl and its receiver do, or don't, the domain is found by its UUID.
 
 mod arriving;
 mod departing;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub use receiving::Receiving;
 
-/// `xl` asks the hypervisor and xenstored, which answer at once unless they hang.
+/// `xl` queries the hypervisor and xenstored, which answer at once unless they hang.
 const SILENT_MAX: Duration = Duration::from_secs(15);
 /// `xl destroy` waits for scripts of disks and network cards, and until the hypervisor has freed
 /// the memory, which takes a minute for a large domain. If it is killed meanwhile, the rest stays
@@ -257,7 +257,7 @@ impl Drop for Run {
 }
 
 /// The domains with this UUID in what `xl list -v` prints: name, number, memory, vCPUs, state, time,
-/// UUID. What it prints besides has other words there.
+/// UUID. Its other lines have other words there.
 fn parse(list: &str, uuid: &str) -> Vec<Domain> {
     let domain = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -333,7 +333,7 @@ web1                                         2   256     1     --p--d       7.5 
     }
 
     #[test]
-    fn xl_is_called_and_its_errors_are_told() {
+    fn xl_is_called_and_its_errors_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let list = dir.path().join("list");
         let calls = dir.path().join("calls");

@@ -2,6 +2,7 @@
 
 use api::Outcome;
 use end_to_end::domains::Domains;
+use end_to_end::fake_xl::Act;
 use end_to_end::{Side, World};
 use lab::hosts::Link;
 use marks::runs;
@@ -58,6 +59,21 @@ fn a_host_without_an_agent_or_without_xen() {
     std::fs::write(&config, xen).unwrap();
     domains.world.start_agent(Side::B);
     drop(domains.migrate(Side::A, "web1", &[]));
+}
+
+/// Both could release it, each to another host.
+#[test]
+fn a_domain_that_is_being_moved_already() {
+    let domains = domains();
+    domains.plant((Side::A, "pass-1"), Act::Hold);
+    let first = domains.begin(Side::A, "web1", &[]);
+    domains.wait_at((Side::A, "pass-1"));
+    let second = domains.begin(Side::A, "web1", &[]).wait(&domains);
+    assert!(!second.success && second.text.contains("already"), "{}", second.text);
+    domains.release((Side::A, "pass-1"));
+    let first = first.wait(&domains);
+    assert!(first.success, "{}\n{}", first.text, domains.logs());
+    domains.assert_runs_at(Side::B, "web1");
 }
 
 /// What stands where xl's stream must be.

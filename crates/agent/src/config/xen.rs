@@ -26,6 +26,12 @@ pub struct Xen {
     pub accept_from: Vec<String>,
 }
 
+impl Default for Xen {
+    fn default() -> Self {
+        Self { xl: XL_DEFAULT.into(), accept_from: Vec::new() }
+    }
+}
+
 impl Section {
     /// Checks the section.
     pub(super) fn understood(self) -> Result<Xen, ConfigError> {

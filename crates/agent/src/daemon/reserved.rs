@@ -94,7 +94,7 @@ impl Configured {
             waits: config.waits,
             sharing: sharing(&config, security)?,
             manager: config.carry.as_ref().map(manager),
-            xen: config.xen.as_ref().map(|xen| xen_host(xen, &state)).transpose()?,
+            xen: xen_host(config.xen.as_ref(), &state)?,
         };
         let api_group = config.api_group.as_deref().map(user::group).transpose()?;
         let (socket, api) = ApiSocket::bind(&config.api, api_group)?;
@@ -176,13 +176,24 @@ fn sharing(config: &Config, security: Security) -> Result<Option<Arc<Sharing>>, 
     sharing.map(Some).map_err(|source| local_error("starting a thread", source))
 }
 
-/// Domains of Xen, and the journals of their switchovers.
-fn xen_host(xen: &Xen, state: &StateDir) -> Result<Arc<XenHost>, AgentError> {
-    Ok(Arc::new(XenHost {
-        xl: Arc::new(Xl::new(xen.xl.clone())),
-        journals: JournalDir::open(&state.domain_journals())?,
-        accept_from: xen.accept_from.clone(),
-    }))
+/// Domains of Xen, and the journals of their switchovers. Those that are left are settled also if
+/// `[xen]` was removed: if this agent answered that it knows nothing of them, the other one would
+/// destroy a copy that was given to it.
+fn xen_host(xen: Option<&Xen>, state: &StateDir) -> Result<Option<Arc<XenHost>>, AgentError> {
+    let dir = state.domain_journals();
+    if xen.is_none() && !dir.is_dir() {
+        return Ok(None);
+    }
+    let journals = JournalDir::open(&dir)?;
+    let Xen { xl, accept_from } = match xen {
+        Some(xen) => xen.clone(),
+        None if journals.count()? == 0 => return Ok(None),
+        None => {
+            tracing::warn!("there is no [xen], but migrations of domains that are not settled");
+            Xen::default()
+        }
+    };
+    Ok(Some(Arc::new(XenHost { xl: Arc::new(Xl::new(xl)), journals, accept_from })))
 }
 
 /// The program whose migrations are carried here.
@@ -195,5 +206,24 @@ fn manager(carry: &Carry) -> Arc<dyn managers::Manager> {
         }),
         Manager::Kubevirt => Arc::new(kubevirt::Node::default()),
         Manager::Proxmox => Arc::new(proxmox::Host::new(&carry.directory)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn domains_are_settled_also_after_their_section_was_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        assert!(xen_host(None, &state).unwrap().is_none());
+        assert!(xen_host(Some(&Xen::default()), &state).unwrap().is_some());
+        assert!(xen_host(None, &state).unwrap().is_none());
+        fs::write(state.domain_journals().join("m1.source"), "").unwrap();
+        let host = xen_host(None, &state).unwrap().unwrap();
+        assert_eq!((host.accept_from.len(), host.journals.count().unwrap()), (0, 1));
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use api::{DomainEvent, SendDomain};
+use api::{Audit, DomainEvent, SendDomain};
 use engine::{Local, OfferedDomain, XlPipes};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -137,7 +137,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends a domain. xl resumes it by itself where this fails before it has begun.
+    /// Sends a domain. xl resumes it by itself where this fails before it has started.
     fn send(&self, order: &SendDomain, pipes: XlPipes) {
         let known = self.check(order);
         let (peer, id) = match known {
@@ -148,23 +148,32 @@ impl Shared {
             Ok(offered) => offered,
             Err(refused) => {
                 let (error, pipes) = *refused;
-                tracing::warn!(%error, "xl offers no domain");
+                tracing::warn!(%error, "cannot read which domain xl sends");
                 return pipes.ended(false, &error.to_string());
             }
         };
         let domain = offered.name().to_owned();
         let _in = data_threads::migration_span(&id, &domain).entered();
-        let running = self.settlers.begins();
-        let began = |pipes: &XlPipes, switchover: &str| {
-            running.is(switchover);
-            pipes.tell(&DomainEvent::Began {
-                migration: id.clone(),
-                again: switchover.to_owned(),
-                domain: domain.clone(),
-            });
+        let Some(running) = self.settlers.begins(offered.uuid()) else {
+            let text = format!(
+                "{domain} is being migrated already, or it is not decided yet which host has it: \
+                 `droveway list` and `droveway list --migrations` show it"
+            );
+            tracing::warn!(to = order.to, "a second migration of a domain; refused");
+            return offered.pipes().ended(false, &text);
         };
         let listed = (id.as_str(), domain.as_str(), order.to.as_str());
         self.migrations.carry(listed, order.bounds.clone(), What::Migration, |watch| {
+            // Also after a fault it ends in here, before xl's pipes are handed over again.
+            let registered = running;
+            let began = |pipes: &XlPipes, switchover: &str| {
+                registered.is(switchover);
+                pipes.tell(&DomainEvent::Began {
+                    migration: id.clone(),
+                    again: switchover.to_owned(),
+                    domain: domain.clone(),
+                });
+            };
             let departed = offered.send(&self.local, &peer, order, watch, &began);
             if let Some((driver, departing)) = departed.unsettled {
                 self.settlers.leaving(driver, departing);
@@ -177,6 +186,10 @@ impl Shared {
     fn check(&self, order: &SendDomain) -> Result<(engine::Peer, String), Denied> {
         api::check_times(order.downtime_ms, order.blackout_max_s, order.timeout_s)
             .map_err(Denied::Invalid)?;
+        if order.audit == Audit::Deep {
+            let text = "--audit deep: the memory of a domain of Xen cannot be read back";
+            return Err(Denied::Invalid(text.to_owned()));
+        }
         let peer = self.migrations.peer(&order.to)?;
         Ok((peer, self.migrations.new_id()?))
     }

@@ -1,6 +1,7 @@
 //! The thread of one switchover of a domain: it sends, receives, waits, and shows what is in doubt.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use api::Happening;
@@ -24,7 +25,7 @@ const MESSAGES_MAX: usize = 8;
 const PATIENCE_MAX: u32 = 3;
 /// xl's transport tries twice a second to hand over its pipes again.
 const PIPES_MAX: Duration = Duration::from_secs(15);
-/// An xl that does not answer is asked again after this.
+/// The interval between retries while xl does not answer.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// A request to a switchover's thread.
@@ -47,6 +48,8 @@ pub(super) struct Settler {
     pub(super) told: Receiver<Request>,
     /// What is in doubt, for the operator.
     pub(super) doubt: Arc<Mutex<Option<String>>>,
+    /// Whether the domain's fate is decided at its source.
+    pub(super) is_decided: Arc<AtomicBool>,
 }
 
 impl Settler {
@@ -110,6 +113,8 @@ impl Settler {
     /// Shows what is in doubt, or that nothing is, and notes a decision in the report.
     fn show(&self, case: &mut Case) {
         if let Some(fate) = case.take_fate() {
+            self.is_decided.store(true, SeqCst);
+            self.settlers.wake_those_that_begin();
             self.settlers.history.settled(&self.opened, &fate);
         }
         let Opened { vm, peer, .. } = &self.opened;
@@ -161,7 +166,7 @@ impl Settler {
     ) -> Option<Case> {
         let domain = self.domain()?;
         let noted = kept.noted();
-        // From its first record on, xl may have been told that the receiver is ready.
+        // From its first record on, xl may have "ready".
         let offered = !kept.records.is_empty();
         let xl = &self.settlers.host.xl;
         let peer = &self.opened.peer;
@@ -208,7 +213,7 @@ impl Settler {
                     departing.take_pipes(pipes);
                     return Ok(());
                 }
-                // They get no answer, and ask again.
+                // They get no answer, and are repeated.
                 Ok(Request::Message(..) | Request::Resolve(..)) => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(()),
                 Err(RecvTimeoutError::Disconnected) => return Err(Closing),
@@ -216,7 +221,7 @@ impl Settler {
         }
     }
 
-    /// Asks xl until it answers: the state of a domain must not be guessed.
+    /// Queries xl until it answers: the state of a domain must not be guessed.
     fn ask(&self, found: impl Fn() -> Result<Found, String>) -> Result<Found, Closing> {
         loop {
             let why = match found() {
@@ -225,7 +230,7 @@ impl Settler {
             };
             let vm = &self.opened.vm;
             self.doubts(Some(format!(
-                "the fate of {vm} is not known: xl can't be asked ({why}); the agent retries"
+                "the fate of {vm} is not known: cannot query xl ({why}); the agent retries"
             )));
             match self.told.recv_timeout(ASK_AGAIN) {
                 Err(RecvTimeoutError::Disconnected) => return Err(Closing),

@@ -4,14 +4,15 @@
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use api::{ErrorCode, ResolveRequest, ResolveSide, VmStatus, VmSummary};
 use crossbeam_channel::{Sender, bounded, unbounded};
-use engine::{DepartingDomain, UnsettledDomain, XenHost, XlPipes};
+use engine::{DepartingDomain, UnsettledDomain, XenHost, XlPipes, domain_of};
 use identity::Security;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use switchover::journal::{Opened, Side};
 use switchover::{Kept, MigrationId, Resolution, source};
 use wire::{Inquiry, SwitchoverMessage};
@@ -27,6 +28,9 @@ use crate::peers::Peers;
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 /// xl resumes a domain, or destroys it.
 const RESOLVE_MAX: Duration = Duration::from_secs(120);
+/// A migration that has failed for xl ends here a moment later, and xl may be started again at
+/// once.
+const ENDS_MAX: Duration = Duration::from_secs(10);
 
 /// The unsettled switchovers of this host's domains.
 pub(crate) struct DomainSettlers {
@@ -38,6 +42,10 @@ pub(crate) struct DomainSettlers {
     peers: Peers,
     /// The migrations that run now, whose engines have their journals.
     running: Mutex<HashSet<MigrationId>>,
+    /// The UUIDs of their domains.
+    moving: Mutex<HashSet<String>>,
+    /// One of them has ended, or a domain's fate is decided.
+    decided: Condvar,
     desks: Mutex<HashMap<(MigrationId, Side), Desk>>,
 }
 
@@ -46,12 +54,15 @@ struct Desk {
     opened: Opened,
     tell: Sender<Request>,
     doubt: Arc<Mutex<Option<String>>>,
+    /// Whether the domain's fate is decided at its source.
+    is_decided: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// A migration that runs, until this is dropped.
 pub(super) struct Running<'s> {
     settlers: &'s DomainSettlers,
+    uuid: String,
     migration: Mutex<Option<MigrationId>>,
 }
 
@@ -70,6 +81,8 @@ impl Drop for Running<'_> {
         if let Some(id) = self.migration.lock().take() {
             self.settlers.running.lock().remove(&id);
         }
+        self.settlers.moving.lock().remove(&self.uuid);
+        self.settlers.decided.notify_all();
     }
 }
 
@@ -88,6 +101,8 @@ impl DomainSettlers {
             security,
             peers,
             running: Mutex::default(),
+            moving: Mutex::default(),
+            decided: Condvar::new(),
             desks: Mutex::default(),
         })
     }
@@ -130,9 +145,34 @@ impl DomainSettlers {
         });
     }
 
-    /// A migration that begins.
-    pub(super) fn begins(&self) -> Running<'_> {
-        Running { settlers: self, migration: Mutex::new(None) }
+    /// A migration of a domain that begins; none while another one of it runs or is undecided. Both
+    /// could release it, each to another host.
+    pub(super) fn begins(&self, uuid: &str) -> Option<Running<'_>> {
+        let is_taken =
+            |moving: &mut HashSet<String>| moving.contains(uuid) || self.is_undecided(uuid);
+        let mut moving = self.moving.lock();
+        if self.decided.wait_while_for(&mut moving, is_taken, ENDS_MAX).timed_out()
+            && is_taken(&mut moving)
+        {
+            return None;
+        }
+        moving.insert(uuid.to_owned());
+        Some(Running { settlers: self, uuid: uuid.to_owned(), migration: Mutex::new(None) })
+    }
+
+    /// Whether an earlier migration from here has left it open which host has the domain.
+    fn is_undecided(&self, uuid: &str) -> bool {
+        self.desks.lock().iter().any(|((_, side), desk)| {
+            *side == Side::Source
+                && !desk.is_decided.load(SeqCst)
+                && domain_of(&desk.opened).is_some_and(|domain| domain.uuid == uuid)
+        })
+    }
+
+    /// A domain's fate is decided, or its desk is closed.
+    pub(super) fn wake_those_that_begin(&self) {
+        drop(self.moving.lock());
+        self.decided.notify_all();
     }
 
     /// xl's transport hands over its pipes again, for that switchover.
@@ -140,7 +180,8 @@ impl DomainSettlers {
         let settled = "its migration is settled: `droveway list --migrations` shows how";
         let Ok(id) = MigrationId::new(again) else { return pipes.ended(false, settled) };
         if self.running.lock().contains(&id) {
-            return pipes.ended(false, "its migration runs with other pipes");
+            // It has lost the transport, and ends. Dropped here, they are handed over again.
+            return;
         }
         let key = (id, Side::Source);
         let tell = self.desks.lock().get(&key).map(|desk| desk.tell.clone());
@@ -169,19 +210,22 @@ impl DomainSettlers {
         let (tell, told) = unbounded();
         let key = (opened.migration.clone(), side);
         let doubt = Arc::<Mutex<Option<String>>>::default();
+        let is_decided = Arc::<AtomicBool>::default();
         let settler = Settler {
             settlers: Arc::clone(self),
             opened: opened.clone(),
             side,
             told,
             doubt: Arc::clone(&doubt),
+            is_decided: Arc::clone(&is_decided),
         };
         let span = data_threads::migration_span(opened.log_id(), &opened.vm);
         let name = format!("settle-{}", opened.vm);
         let mut desks = self.desks.lock();
         match span.in_scope(|| data_threads::spawn(name, move || settler.run(begin))) {
             Ok(thread) => {
-                desks.insert(key, Desk { opened, tell, doubt, thread: Some(thread) });
+                let thread = Some(thread);
+                desks.insert(key, Desk { opened, tell, doubt, is_decided, thread });
             }
             Err(error) => {
                 tracing::error!(
@@ -195,6 +239,7 @@ impl DomainSettlers {
 
     pub(super) fn close_desk(&self, opened: &Opened, side: Side) {
         self.desks.lock().remove(&(opened.migration.clone(), side));
+        self.wake_those_that_begin();
     }
 
     /// Whether a message is about a domain of this host.

@@ -1,4 +1,4 @@
-//! `xen`: how domains of Xen go through the agents. It asks no agent.
+//! `xen`: how domains of Xen go through the agents. It connects to no agent.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ enum XenCommand {
 
 #[derive(Debug, ClapArgs)]
 struct SetupArgs {
-    /// The agent's file, which says which host this is
+    /// The agent's file
     #[arg(long, value_name = "FILE", default_value = "/etc/droveway/agent.toml")]
     config: PathBuf,
 }

@@ -125,7 +125,7 @@ fn hand_over(socket: &Path, order: &mut SendDomain) -> Result<(bool, String), Pr
     let stream = UnixStream::connect(socket).map_err(|source| match source.kind() {
         io::ErrorKind::PermissionDenied => Problem::NotAllowed(at()),
         _ => Problem::Refused(format!(
-            "no agent takes domains of Xen at {} ({source}): it needs [xen] in its file, and a \
+            "no agent accepts domains of Xen at {} ({source}): it needs [xen] in its file, and a \
              restart after that",
             socket.display()
         )),

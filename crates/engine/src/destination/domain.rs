@@ -175,14 +175,20 @@ impl DomainWriter {
         Ok(())
     }
 
-    /// Closes the receiver's input, and ends all waiting.
-    pub(crate) fn end(&self) {
+    /// Ends all waiting, and takes no more pages. The receiver's input stays open.
+    pub(crate) fn stop(&self) {
         self.is_over.store(true, SeqCst);
-        // The receiver may have exited.
-        let _ = self.input.shutdown(Shutdown::Both);
         // A thread that has seen that it is not over waits by now, or writes.
         drop(self.writing.lock());
         self.changed.notify_all();
+    }
+
+    /// The same, and closes the receiver's input.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, SeqCst);
+        // It ends a write. The receiver may have exited.
+        let _ = self.input.shutdown(Shutdown::Both);
+        self.stop();
     }
 }
 

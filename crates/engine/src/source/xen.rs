@@ -76,6 +76,12 @@ impl OfferedDomain {
         &self.configuration.name
     }
 
+    /// The domain's UUID.
+    #[must_use]
+    pub fn uuid(&self) -> &str {
+        &self.configuration.uuid
+    }
+
     /// xl's pipes.
     #[must_use]
     pub fn pipes(&self) -> &XlPipes {

@@ -17,7 +17,7 @@ use super::pipes::{FromXl, XlPipes};
 const EXIT_MAX: Duration = Duration::from_secs(60);
 /// Until a domain that xl resumes runs.
 const RESUMED_MAX: Duration = Duration::from_secs(20);
-/// xl reports nothing, so the domain is looked for this often.
+/// xl reports nothing, so this is the interval between queries.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// A domain that leaves.
@@ -27,8 +27,8 @@ pub struct DepartingDomain {
     domain: MovingDomain,
     /// None: they were not handed over, or are closed.
     pipes: Option<Arc<XlPipes>>,
-    /// Whether xl may have been told that the receiver is ready: since then it resumes its domain
-    /// only if that is handed back, and not if its pipes are closed.
+    /// Whether xl may have "ready": since then it resumes its domain only if that is handed back,
+    /// and not if its pipes are closed.
     offered: bool,
     /// Until when its pipes may be handed over again, after a restart of the agent.
     pipes_until: Option<Instant>,

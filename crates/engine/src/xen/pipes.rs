@@ -51,12 +51,12 @@ impl XlPipes {
         self.transport.try_clone()
     }
 
-    /// Tells the transport that the migration has ended: it exits.
+    /// Notifies the transport that the migration has ended: it exits.
     pub fn ended(&self, moved: bool, text: &str) {
         self.tell(&DomainEvent::Ended { moved, text: text.to_owned() });
     }
 
-    /// Tells the transport what happens.
+    /// Notifies the transport of what happens.
     pub fn tell(&self, event: &DomainEvent) {
         let Ok(mut line) = serde_json::to_vec(event) else { return };
         line.push(b'\n');
@@ -133,7 +133,7 @@ impl XlPipes {
 
 impl Drop for XlPipes {
     fn drop(&mut self) {
-        // Whoever waits for its end no longer does; it may have exited.
+        // Ends the thread that waits for its exit; it may have exited.
         let _ = self.transport.shutdown(Shutdown::Both);
     }
 }

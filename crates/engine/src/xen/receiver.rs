@@ -13,8 +13,9 @@ use xen::handshake::{Answer, AnswerReader, PERMISSION};
 
 /// What may wait to be read: it writes four answers.
 const HEARD_MAX: usize = 8;
-/// A receiver that has failed destroys its copy of the domain before it exits.
-const CLOSED_MAX: Duration = Duration::from_secs(60);
+/// A receiver that has failed destroys its copy of the domain before it exits, for which it has as
+/// long as `xl destroy`: one that is killed meanwhile leaves memory that nothing frees.
+const CLOSED_MAX: Duration = Duration::from_secs(120);
 
 /// What a receiver writes.
 #[derive(Debug)]

@@ -109,3 +109,20 @@ fn a_receiver_that_reads_nothing_ends_the_arrival_and_so_does_its_end() {
     writer.end();
     assert!(matches!(waiting.join().unwrap(), Err(LaneEnd::Over)));
 }
+
+#[test]
+fn a_complete_domain_takes_no_more_pages_and_its_receiver_can_still_be_permitted() {
+    let (writer, mut receiver) = writer(1000, LONG);
+    writer.epoch(Epoch(1), 0).unwrap();
+    let waiting = thread::spawn({
+        let writer = Arc::clone(&writer);
+        move || take(&writer, 2, &[1])
+    });
+    writer.stop();
+    assert!(matches!(waiting.join().unwrap(), Err(LaneEnd::Over)));
+    assert!(matches!(take(&writer, 1, &[1]), Err(LaneEnd::Over)));
+    (&writer.input).write_all(b"permission").unwrap();
+    let mut read = [0; 10];
+    receiver.read_exact(&mut read).unwrap();
+    assert_eq!(&read, b"permission");
+}

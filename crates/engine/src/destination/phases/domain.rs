@@ -64,6 +64,15 @@ impl Connected<'_> {
         self.lanes.threads().set(&order.terms);
         self.arrives(place)?;
         place.is_of_host();
+        // Once the copy has its name, nothing would tell them apart.
+        if xen.xl.has_arrived(&domain).map_err(End::failed)? {
+            return Err(End::failed(format!(
+                "{here} has a domain with the name and the UUID of {name} already, which may have \
+                 crashed: `xl list -v` there shows it",
+                here = self.shared.local.agent,
+                name = domain.name
+            )));
+        }
         let waits = &self.shared.local.waits;
         let receiver = Receiver::start(&xen.xl).map_err(End::failed)?;
         receiver.wait_banner(waits.prepare - waits.prepare / ANSWER_SHARE).map_err(End::failed)?;
@@ -81,8 +90,10 @@ impl Connected<'_> {
         let followed = caught(|| self.follow_domain(&arriving, &writer, audit));
         let fault = Err(End::failed("a fault in the agent there; see its log"));
         let followed = followed.into_returned().unwrap_or(fault);
-        if followed.is_err() {
-            writer.end();
+        match followed {
+            // A lane may still hold pages for which the source never starts the epoch.
+            Ok(()) => writer.stop(),
+            Err(_) => writer.end(),
         }
         self.end_lanes();
         let event = match followed {
@@ -103,7 +114,7 @@ impl Connected<'_> {
         let here = &self.shared.local.agent;
         let Some(xen) = &self.shared.local.xen else {
             return Err(End::failed(format!(
-                "the agent of {here} takes no domains of Xen: add [xen] to its file"
+                "the agent of {here} accepts no domains of Xen: add [xen] to its file"
             )));
         };
         if !xen.accept_from.contains(&order.from) {

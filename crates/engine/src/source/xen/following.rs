@@ -64,7 +64,7 @@ impl Leading<'_> {
         Ok(())
     }
 
-    /// The next event, or a look at the clock.
+    /// The next event, or the time to check progress.
     pub(super) fn next(
         &self,
         notices: &Receiver<Notice>,
@@ -127,7 +127,7 @@ impl Leading<'_> {
             }
             Notice::Ended(ended) => {
                 ended?;
-                // xl may be told from now on that the receiver is ready.
+                // From now on xl may get "ready".
                 self.step(Event::Stopped { run: true });
                 streaming.sent = Some(Instant::now());
                 let audit = streaming.audit.begin();
