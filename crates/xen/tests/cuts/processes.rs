@@ -82,6 +82,10 @@ impl World {
             Xl::Streaming if self.source_leads() => {
                 self.xl = Xl::Suspended;
                 self.has_stream = self.destination_receives();
+                // The receiver creates it first, and then fills it.
+                if self.has_stream {
+                    self.copy = ReceivedCopy::Paused;
+                }
             }
             _ => return false,
         }
@@ -92,7 +96,7 @@ impl World {
         match self.receiver {
             Receiver::Receiving if self.has_stream => {
                 self.from_receiver.push_back(Answer::Ready);
-                (self.receiver, self.copy) = (Receiver::Loaded, ReceivedCopy::Paused);
+                self.receiver = Receiver::Loaded;
             }
             Receiver::Receiving if self.is_receiver_closed => self.receiver = Receiver::Exited,
             Receiver::Loaded if self.is_permission_written => {

@@ -371,7 +371,8 @@ impl World {
         }
         let Some(message) = said.to_source() else { return false };
         // The engine takes "loaded" for true only when it has sent everything.
-        if message == ToSource::Loaded && !self.is_source_noted && self.mistake == Mistake::None {
+        let notes = self.mistake != Mistake::OffersUnnoted;
+        if message == ToSource::Loaded && !self.is_source_noted && notes {
             let is_new = self.source_disk == Some(source::Noted::opened(true));
             if is_new && self.source.machine().is_some() {
                 return false;
