@@ -160,6 +160,11 @@ pub trait Host: Send + Sync + 'static {
         drop(left);
     }
 
+    /// The same after a panic of the domain's thread, from its journal.
+    fn take_up_domain(&self, migration: &MigrationId) {
+        tracing::error!(%migration, "a fault in the agent; the next start settles it");
+    }
+
     /// Continues from the journal of a VM whose thread has panicked, as after a restart of the
     /// agent: only the journal tells whose VM it is. False if there is no journal, which means that
     /// the switchover was decided.

@@ -41,6 +41,12 @@ impl Host for ThisHost {
         }
     }
 
+    fn take_up_domain(&self, migration: &MigrationId) {
+        if let Some(domains) = &self.domains {
+            domains.take_up_after_fault(migration);
+        }
+    }
+
     fn take_up(&self, vm: &str, migration: &MigrationId) -> bool {
         self.settlers.take_up_after_fault(vm, self.settlers.kept_of(migration))
     }

@@ -112,6 +112,13 @@ impl DomainSettlers {
         kept.into_iter().for_each(|kept| self.take_up_one(kept, None));
     }
 
+    /// Continues the switchover of a domain that was to arrive, whose thread has panicked.
+    pub(crate) fn take_up_after_fault(self: &Arc<Self>, migration: &MigrationId) {
+        if let Some(kept) = self.host.journals.find(migration, Side::Destination) {
+            self.take_up_one(kept, None);
+        }
+    }
+
     fn take_up_one(self: &Arc<Self>, kept: Kept, pipes: Option<XlPipes>) {
         match kept {
             Kept::Source(kept) => {

@@ -101,8 +101,16 @@ impl Connected<'_> {
             Err(End::Failed(why)) => Step::GiveUp { reason: why.into() },
             Err(End::Over(why)) => Step::ConnectionLost { reason: why.into() },
         };
-        self.step_domain(event, &mut driver, &mut arriving);
-        self.settle_with_source(&mut driver, &mut arriving);
+        let settled = caught(|| {
+            self.step_domain(event, &mut driver, &mut arriving);
+            self.settle_with_source(&mut driver, &mut arriving);
+        });
+        if settled.returned().is_none() {
+            // Only the journal tells whose domain it is. This ends the receiver.
+            drop((driver, arriving));
+            self.shared.host.take_up_domain(&order.switchover);
+            return Ok(());
+        }
         if !driver.machine().is_over() {
             self.shared.host.settle_domain(UnsettledDomain { driver, arriving });
         }
