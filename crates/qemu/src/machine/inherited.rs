@@ -86,6 +86,10 @@ fn listening(process: &Process) -> Vec<(PathBuf, UnixListener)> {
 
 /// A process's open file of this number, if it is a unix socket that listens, and its path.
 fn take(process: &Process, number: RawFd) -> Option<(PathBuf, UnixListener)> {
+    // A command line may have any number.
+    if number < 0 {
+        return None;
+    }
     let file = pidfd_getfd(process.pidfd(), number, PidfdGetfdFlags::empty()).ok()?;
     if !socket_acceptconn(&file).ok()? {
         return None;

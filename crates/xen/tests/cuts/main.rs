@@ -74,7 +74,7 @@ fn mistakes_are_found() {
         (Mistake::ClosesAfterReady, "the domain runs nowhere"),
         (Mistake::OffersUnnoted, "the domain runs nowhere"),
         (Mistake::GuessesThatItFailed, "both hosts run the domain"),
-        (Mistake::TakesSilenceForFailure, "a copy that runs is destroyed"),
+        (Mistake::TakesSilenceForFailure, "both hosts run the domain"),
     ] {
         let story = explore(mistake, 1, Ends::Checked).expect_err("a mistake");
         assert!(story.starts_with(found), "{mistake:?}: {story}");
