@@ -6,6 +6,7 @@ mod guest;
 mod inherited;
 mod ram_files;
 mod replaced;
+mod shared_ram;
 mod started;
 
 use std::path::{Path, PathBuf};
@@ -26,7 +27,10 @@ use crate::shape;
 pub use error::StartError;
 pub use found::{attach, reopen};
 pub use inherited::{InheritError, InheritedSockets};
-pub use started::{By, GuestPort, NO_GUEST_PORT, Start, UP_MAX, start, start_next, start_reporting};
+pub use shared_ram::SharedRam;
+pub use started::{
+    By, GuestPort, Inherited, NO_GUEST_PORT, Start, UP_MAX, start, start_next, start_reporting,
+};
 
 /// How long QEMU may take to end by itself before it is killed.
 const QUIT_WAIT: Duration = Duration::from_secs(10);

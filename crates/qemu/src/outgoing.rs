@@ -9,6 +9,7 @@ mod before;
 mod blockers;
 mod ending;
 mod progress;
+mod ram;
 mod settings;
 mod stream_kind;
 mod wanted;
@@ -28,6 +29,7 @@ use crate::shape;
 use before::Before;
 use ending::CANCEL_WAIT;
 use progress::PROGRESS_WAIT;
+pub(crate) use ram::Ram;
 pub(crate) use settings::Settings;
 use wanted::{BANDWIDTH_HELD_BACK, BANDWIDTH_MAX, DOWNTIME_HELD_MS, DOWNTIME_MAX_MS};
 
@@ -97,7 +99,7 @@ impl Outgoing {
     /// If something in the VM blocks migration, if a migration is in progress, or if
     /// QEMU refuses a setting. Nothing has changed then.
     pub fn new(machine: &Machine, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
-        Self::prepare(machine, kind, socket, false)
+        Self::prepare(machine, kind, socket, (false, Ram::Sent))
     }
 
     /// As [`Outgoing::new`], for a VM whose disks move, too: with the VM stopped,
@@ -107,14 +109,25 @@ impl Outgoing {
     /// # Errors
     /// As [`Outgoing::new`].
     pub fn pausing(machine: &Machine, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
-        Self::prepare(machine, kind, socket, true)
+        Self::prepare(machine, kind, socket, (true, Ram::Sent))
+    }
+
+    /// As [`Outgoing::pausing`], for a VM that gets another QEMU on this host: RAM in shared files
+    /// is left out, because the other QEMU has mapped them. With the VM stopped, QEMU waits for
+    /// [`Outgoing::continue_switchover`] before the other one can load anything.
+    ///
+    /// # Errors
+    /// As [`Outgoing::new`].
+    pub fn handing_over(machine: &Machine, socket: &Path) -> Result<Self, QmpError> {
+        // The block list differs, so only a stream that is passed through unchanged is understood.
+        Self::prepare(machine, StreamKind::Whole, socket, (true, Ram::HandedOver))
     }
 
     fn prepare(
         machine: &Machine,
         kind: StreamKind,
         socket: &Path,
-        pauses: bool,
+        (pauses, ram): (bool, Ram),
     ) -> Result<Self, QmpError> {
         let qmp = Arc::clone(&machine.qmp);
         let now = Progress::query(&qmp, PROGRESS_WAIT)?;
@@ -134,8 +147,9 @@ impl Outgoing {
         }
         let mut settings = Settings::of(&qmp)?;
         let takes_bandwidth = settings.has_parameter("avail-switchover-bandwidth");
+        ram.check(&settings)?;
         let hold = acknowledgement::of(machine, &settings, kind)?;
-        let outcome = wanted::set_up(machine, &mut settings, kind, pauses, hold);
+        let outcome = wanted::set_up(machine, &mut settings, kind, (pauses, ram), hold);
         let uri = format!("unix:{}", socket.display());
         let settings = Mutex::new(settings);
         let outgoing = Self {

@@ -9,7 +9,7 @@ use engine::{Arriving, Host, Refusal, Unsettled, Waits};
 use qemu::command_line::CommandLine;
 use qemu::disks::{GoesOn, PreparedImage};
 use qemu::launch::User;
-use qemu::machine::{self, By, GuestPort, InheritedSockets, Machine, Start};
+use qemu::machine::{self, By, GuestPort, Inherited, InheritedSockets, Machine, SharedRam, Start};
 use qemu::process;
 use qemu::room::host_memory;
 use qemu::shape;
@@ -62,8 +62,10 @@ impl NextHost {
         let probes = self.examiner.probes();
         let wanted = QemuToStart::of(&order, probes.programs())?;
         let user = user(&former, probes.programs().user())?;
-        let inherited = InheritedSockets::of(&former);
-        let inherited = inherited.map_err(|error| Denied::Conflict(error.to_string()))?;
+        let sockets = InheritedSockets::of(&former);
+        let sockets = sockets.map_err(|error| Denied::Conflict(error.to_string()))?;
+        // It has RAM of its own, to which the former one's is copied.
+        let inherited = Inherited { sockets, ram: SharedRam::default() };
         let needs = wanted.check(shape, probes)?;
 
         let mut seat = self.registry.seat(&vm, &former)?;
