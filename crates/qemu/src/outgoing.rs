@@ -112,15 +112,15 @@ impl Outgoing {
         Self::prepare(machine, kind, socket, (true, Ram::Sent))
     }
 
-    /// As [`Outgoing::pausing`], for a VM that gets another QEMU on this host: RAM in shared files
-    /// is left out, because the other QEMU has mapped them. With the VM stopped, QEMU waits for
-    /// [`Outgoing::continue_switchover`] before the other one can load anything.
+    /// As [`Outgoing::new`], for a VM that gets another QEMU on this host: RAM in shared files is
+    /// left out, because the other QEMU has mapped them. That one must load nothing before this one
+    /// has completed its migration.
     ///
     /// # Errors
     /// As [`Outgoing::new`].
     pub fn handing_over(machine: &Machine, socket: &Path) -> Result<Self, QmpError> {
         // The block list differs, so only a stream that is passed through unchanged is understood.
-        Self::prepare(machine, StreamKind::Whole, socket, (true, Ram::HandedOver))
+        Self::prepare(machine, StreamKind::Whole, socket, (false, Ram::HandedOver))
     }
 
     fn prepare(

@@ -60,12 +60,6 @@ fn start_after(former: &Vm, arguments: &str) -> Vm {
     Vm { machine: Some(machine), dir }
 }
 
-/// Waits until QEMU has stopped the VM, and waits for permission to send the rest.
-fn wait_stopped(outgoing: &Outgoing) {
-    let stopped = |event: &qemu::qmp::Event| event.data["status"] == "pre-switchover";
-    while !stopped(&outgoing.events().recv_timeout(WAIT).unwrap()) {}
-}
-
 /// Gives a VM another QEMU, which has its RAM; returns what went through the socket.
 fn hand_over(former: &Vm, next: &Vm) -> u64 {
     let incoming = Incoming::mapped(next).unwrap();
@@ -74,11 +68,9 @@ fn hand_over(former: &Vm, next: &Vm) -> u64 {
     let outgoing = Outgoing::handing_over(former, at.path()).unwrap();
     let carrier = carry(&outgoing, &listener, stream);
     outgoing.allow(1 << 30, 300).unwrap();
-    wait_stopped(&outgoing);
-    // The last that the former one could write.
-    ram(former).mapping.write(WRITTEN_AT + WRITTEN_BYTES, &[0xa5]).unwrap();
-    outgoing.continue_switchover().unwrap();
     outgoing.wait_completed(WAIT).unwrap();
+    // Both still have it.
+    ram(former).mapping.write(WRITTEN_AT + WRITTEN_BYTES, &[0xa5]).unwrap();
     let bytes = carrier.join().unwrap().unwrap();
     incoming.wait_loaded(WAIT).unwrap();
     former.is_one_of_two(true);
