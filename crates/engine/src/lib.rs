@@ -19,7 +19,9 @@ mod tail;
 mod waits;
 mod watch;
 
-pub use crate::host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled};
+pub use crate::host::{
+    Arriving, FixedCost, HandOver, Host, Local, Peer, Refusal, SourceVm, Unsettled,
+};
 pub use content::{Domain, Estimate, Sample, Tally};
 pub use destination::{KnownHosts, SameHost, Server, serve};
 pub use error::MigrationError;

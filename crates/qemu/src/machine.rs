@@ -103,6 +103,20 @@ impl Record {
         self.process == other.process
     }
 
+    /// Ends that process by force, and so the VM, whoever has a connection to it.
+    ///
+    /// # Errors
+    /// If it may live.
+    pub fn end(&self) -> Result<(), ProcessError> {
+        let process = match Process::find(&self.process) {
+            Ok(process) => process,
+            Err(ProcessError::Exited { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        process.kill()?;
+        process.wait_exited(QUIT_WAIT)
+    }
+
     /// QEMU's command line, as its owner typed it.
     #[must_use]
     pub fn argv(&self) -> &[String] {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use api::Phase;
+use api::{Audited, Phase};
 use switchover::Envelope;
 use wire::ToDestination;
 
@@ -14,6 +14,7 @@ use super::listening::{Happening, Listening};
 use super::stream::Streaming;
 use crate::error::MigrationError;
 use crate::source::audit::Compared;
+use crate::source::mapped_ram::MappedRam;
 
 /// The destination reports that it has loaded the VM.
 pub(crate) struct Loaded<'m> {
@@ -25,7 +26,8 @@ impl<'m> Delivered<'m> {
     /// Lets the destination load the VM, and waits until it has.
     pub(crate) fn load(self) -> Result<Loaded<'m>, Failed<'m>> {
         let Self(mut streamed) = self;
-        match streamed.wait_loaded() {
+        let loaded = streamed.phase.keep_mapped().and_then(|()| streamed.wait_loaded());
+        match loaded {
             Ok(said) => Ok(Loaded { streamed, said }),
             Err(error) => Err(Failed::new(streamed, error)),
         }
@@ -66,6 +68,32 @@ impl Journaled<Streaming<'_>> {
 }
 
 impl Streaming<'_> {
+    /// Notes what RAM that is handed over holds. Nothing is loaded before QEMU has released it here.
+    fn keep_mapped(&mut self) -> Result<(), MigrationError> {
+        let Some(mapped) = &mut self.mapped else { return Ok(()) };
+        self.outgoing.wait_completed(self.connected.context.local.waits.complete)?;
+        mapped.keep()
+    }
+
+    /// Fails if RAM that is handed over is not as it was before the load.
+    pub(super) fn compare_mapped(&self) -> Result<(), MigrationError> {
+        let context = &self.connected.context;
+        let Some(audited) = self.mapped.as_ref().map(MappedRam::compare).transpose()?.flatten()
+        else {
+            return Ok(());
+        };
+        let failed = match &audited {
+            Audited::Differences { pages, examples } => {
+                let (host, pages) = (context.peer.name.clone(), *pages);
+                let first = examples.first().cloned().unwrap_or_default();
+                Err(MigrationError::Audit { host, pages, first })
+            }
+            Audited::Same { .. } | Audited::Nothing { .. } => Ok(()),
+        };
+        context.report_builder.tell(|report| report.audit = audited);
+        failed
+    }
+
     /// Fails if lanes failed, even if the VM was loaded.
     fn check_lanes(&self) -> Result<(), MigrationError> {
         let host = &self.connected.context.peer.name;
