@@ -223,7 +223,7 @@ pub trait Arriving: Send {
         &[]
     }
 
-    /// Whether its QEMU has mapped the RAM of the former one on this host, of which nothing is sent.
+    /// Whether its QEMU has mapped the RAM of the former one on this host: none of it is sent.
     fn maps_ram(&self) -> bool {
         false
     }

@@ -1,7 +1,8 @@
 //! RAM that is handed over: the VM's next QEMU has mapped it as well, so nothing of it is sent.
 //!
-//! Its pages are compared from when the VM is stopped here until its next QEMU has loaded it. A load
-//! that fails may have written to it: what it may write to is put back before the VM goes on here.
+//! Its pages are compared from when the VM is stopped here until its next QEMU has loaded it. A
+//! load that fails may have written to it: what it may write to is put back before the VM goes on
+//! here.
 
 use std::io;
 use std::sync::Arc;

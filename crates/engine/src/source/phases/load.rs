@@ -68,7 +68,7 @@ impl Journaled<Streaming<'_>> {
 }
 
 impl Streaming<'_> {
-    /// Notes what RAM that is handed over holds. Nothing is loaded before QEMU has released it here.
+    /// Notes what RAM that is handed over holds. QEMU has to release it here before it is loaded.
     fn keep_mapped(&mut self) -> Result<(), MigrationError> {
         let Some(mapped) = &mut self.mapped else { return Ok(()) };
         self.outgoing.wait_completed(self.connected.context.local.waits.complete)?;
