@@ -70,6 +70,15 @@ impl MappedRam {
         }))
     }
 
+    /// Whether only a part of it is compared.
+    pub(crate) fn is_sampled(&self) -> bool {
+        self.audit == Audit::On && self.bytes() > BYTES_MAX
+    }
+
+    fn bytes(&self) -> u64 {
+        self.ram.reached.iter().map(|block| block.bytes).sum()
+    }
+
     /// Ends the next QEMU, and puts back what its load may have written: the VM may go on here.
     pub(crate) fn take_back(&self) -> Result<(), String> {
         self.hand_over.take_back()?;
@@ -131,8 +140,8 @@ impl MappedRam {
 
     /// All pieces of RAM that is small, else some of them, evenly spread.
     fn some_pieces(&self) -> Vec<Piece> {
-        let all: u64 = self.ram.reached.iter().map(|block| block.bytes).sum();
-        let stride = usize::try_from(all.div_ceil(BYTES_MAX).max(1)).unwrap_or(usize::MAX);
+        let stride = self.bytes().div_ceil(BYTES_MAX).max(1);
+        let stride = usize::try_from(stride).unwrap_or(usize::MAX);
         let blocks = self.ram.reached.iter().enumerate();
         blocks.flat_map(|(nth, block)| pieces_of(nth, 0, block.bytes).step_by(stride)).collect()
     }
@@ -237,6 +246,7 @@ mod tests {
         ram.keep().unwrap();
         let Some(Audited::Same { pages, .. }) = ram.compare().unwrap() else { panic!("no audit") };
         assert_eq!(pages, BYTES_MAX / PAGE_BYTES as u64);
+        assert!(ram.is_sampled() && !mapped(256, Audit::Deep).0.is_sampled());
         let (mut ram, mapping, counted) = mapped(32, Audit::Off);
         ram.keep().unwrap();
         mapping.write(0, &[8]).unwrap();

@@ -14,7 +14,6 @@ use super::listening::{Happening, Listening};
 use super::stream::Streaming;
 use crate::error::MigrationError;
 use crate::source::audit::Compared;
-use crate::source::mapped_ram::MappedRam;
 
 /// The destination reports that it has loaded the VM.
 pub(crate) struct Loaded<'m> {
@@ -78,10 +77,14 @@ impl Streaming<'_> {
     /// Fails if RAM that is handed over is not as it was before the load.
     pub(super) fn compare_mapped(&self) -> Result<(), MigrationError> {
         let context = &self.connected.context;
-        let Some(audited) = self.mapped.as_ref().map(MappedRam::compare).transpose()?.flatten()
-        else {
-            return Ok(());
-        };
+        let Some(mapped) = &self.mapped else { return Ok(()) };
+        let Some(audited) = mapped.compare()? else { return Ok(()) };
+        if mapped.is_sampled() {
+            context.report_builder.note(
+                "the audit compared a part of the RAM that was handed over: --audit deep compares \
+                 all of it",
+            );
+        }
         let failed = match &audited {
             Audited::Differences { pages, examples } => {
                 let (host, pages) = (context.peer.name.clone(), *pages);
