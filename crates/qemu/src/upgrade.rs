@@ -40,6 +40,8 @@ pub struct Known {
     pub blockers: Vec<String>,
     /// The ids of backends in files that another QEMU would write to as well.
     pub in_files: Vec<String>,
+    /// Whether its guest may report free pages.
+    pub hints_free_pages: bool,
     /// Why another QEMU can't have the same sockets or images.
     pub apart: Vec<Obstacle>,
     /// What this host lacks for a second copy of its RAM; none if nothing.
@@ -90,6 +92,13 @@ pub enum Obstacle {
         /// Its backend.
         id: String,
     },
+    /// QEMU subtracts pages that the guest reports as free also where it counts none, in RAM that it
+    /// leaves out: its count of what is left would wrap.
+    #[error(
+        "all of its RAM is in files that another QEMU would write to as well, and its balloon \
+         reports free pages (free-page-hint=on), with which QEMU can't hand RAM over"
+    )]
+    FreePageHint,
     /// Two QEMUs can't have that device.
     #[error("{kind} has a device of the host for itself")]
     OfHost {
@@ -151,6 +160,7 @@ impl Known {
             devices: devices.into_iter().map(|(_, kind)| kind).collect(),
             blockers: outgoing::blockers(qmp)?,
             in_files: in_files(&machine.argv, &machine.cwd),
+            hints_free_pages: shape::has_free_page_hint(qmp)?,
             apart: named.into_iter().chain(inherited).chain(unmapped).collect(),
             no_room: None,
         };
@@ -173,10 +183,15 @@ impl Known {
             Err(error) => return Plan::Not { reasons: vec![error.into()] },
         };
         let mut reasons = self.obstacles(&line, next);
-        let is_handed_over = self.private(&line).iter().all(|one| one.bytes == 0);
+        let is_shared = self.private(&line).iter().all(|one| one.bytes == 0);
+        let is_handed_over = is_shared && !self.hints_free_pages;
         // What is in the way of libvirt's follows from that.
         if !is_handed_over && reasons != [Obstacle::Libvirt] {
-            reasons.extend(self.in_files.iter().map(|id| Obstacle::InFile { id: id.clone() }));
+            match is_shared && !self.in_files.is_empty() {
+                true => reasons.push(Obstacle::FreePageHint),
+                false => reasons
+                    .extend(self.in_files.iter().map(|id| Obstacle::InFile { id: id.clone() })),
+            }
             reasons.extend(self.no_room.as_ref().map(lacks_room));
         }
         if !reasons.is_empty() {

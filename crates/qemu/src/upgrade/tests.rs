@@ -86,6 +86,10 @@ fn ram_in_a_shared_file_is_handed_over_and_never_copied() {
     let mixed = Known { ram_bytes: 96 * MIB, backends, ..shared.clone() };
     let reasons = vec![Obstacle::InFile { id: "r".to_owned() }];
     assert_eq!(mixed.plan(&next()), Plan::Not { reasons });
+    let hints = Known { hints_free_pages: true, ..shared.clone() };
+    assert_eq!(hints.plan(&next()), Plan::Not { reasons: vec![Obstacle::FreePageHint] });
+    let hints = Known { in_files: Vec::new(), ..hints };
+    assert_eq!(hints.plan(&next()), Plan::Copied { bytes: 64 * MIB });
     // It takes no memory.
     let no_room = Some(NoRoom::Pages { needed: 64 * MIB, available: 16 * MIB });
     assert_eq!(Known { no_room, ..shared }.plan(&next()), Plan::HandedOver);
