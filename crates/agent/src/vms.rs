@@ -3,6 +3,7 @@
 
 pub(crate) mod holdings;
 pub(crate) mod logs;
+pub(crate) mod ram_before;
 pub(crate) mod record;
 pub(crate) mod registry;
 pub(crate) mod scopes;

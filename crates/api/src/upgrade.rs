@@ -60,7 +60,7 @@ pub struct UpgradePlan {
 pub enum UpgradeHow {
     /// It stays where it is, and the other QEMU maps it.
     HandedOver,
-    /// It is copied, as far as only its QEMU can map it.
+    /// All of it is copied.
     Copied,
     /// The VM can't get another QEMU while it runs.
     Not,

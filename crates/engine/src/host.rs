@@ -131,6 +131,27 @@ pub struct SourceVm {
     pub cwd: String,
     /// Its sharing domain.
     pub share_domain: Domain,
+    /// None: its RAM is sent. Otherwise its next QEMU on this host has mapped it as well.
+    pub hand_over: Option<Arc<dyn HandOver>>,
+}
+
+/// What a migration within one host needs of it if the VM's RAM is handed over.
+pub trait HandOver: Send + Sync {
+    /// Keeps what the next QEMU's load may write over, also for an agent that restarts.
+    ///
+    /// # Errors
+    /// If it can't be kept: then nothing may be loaded.
+    fn keep(&self) -> Result<(), String>;
+
+    /// Ends the next QEMU, and puts back what was kept. Only then the former one may go on. May be
+    /// called again.
+    ///
+    /// # Errors
+    /// If the next QEMU may live, or RAM is not as it was.
+    fn take_back(&self) -> Result<(), String>;
+
+    /// RAM is not as it was, although what was kept is put back: the former QEMU must never go on.
+    fn changed(&self, why: &str);
 }
 
 /// Why a destination does not take a VM, for the operator.
@@ -225,6 +246,19 @@ pub trait Arriving: Send {
     /// What its report should note.
     fn notes(&self) -> &[String] {
         &[]
+    }
+
+    /// Whether its QEMU has mapped the RAM of the former one on this host: none of it is sent.
+    fn maps_ram(&self) -> bool {
+        false
+    }
+
+    /// Called before its QEMU is ordered to run it: a former QEMU that has the same RAM is ended.
+    ///
+    /// # Errors
+    /// If it may live; then nothing may run.
+    fn be_alone(&self) -> Result<(), String> {
+        Ok(())
     }
 
     /// The images of the disks that move with it, in the order of the source's list.

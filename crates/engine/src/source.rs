@@ -18,6 +18,7 @@ mod flow;
 mod from_disks;
 mod hinting;
 mod lanes;
+mod mapped_ram;
 mod notice;
 mod own;
 mod phases;

@@ -229,6 +229,7 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
         machine: Arc::clone(&source),
         cwd: "/".to_owned(),
         share_domain: engine::Domain::default(),
+        hand_over: None,
     };
     let local_a = local(name, ours, sub("a-scratch"));
     let migrated = if matches!(known, Known::Same) {

@@ -10,6 +10,7 @@ mod hand_over;
 mod inherited;
 mod legacy_ack;
 mod machine;
+mod mapped_ram;
 mod options;
 mod overrides;
 mod running;
@@ -20,11 +21,12 @@ use std::os::fd::RawFd;
 
 pub use exclusive::Exclusive;
 pub(crate) use guest_port::{GUEST_ID, value};
-pub(crate) use hand_over::{RamFile, without_numbers};
+pub(crate) use hand_over::{IN_DIRECTORY, RamFile, without_numbers};
 pub(crate) use inherited::with_paths;
 pub(crate) use legacy_ack::{LEGACY_ACK, MIGRATION, legacy_ack};
 pub use machine::Backend;
 pub(crate) use machine::pieces;
+pub(crate) use mapped_ram::SharedFile;
 pub use overrides::{apply_overrides, check_overrides, overridden, parse_override};
 pub use taps::Tap;
 

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::launch::log_tail;
 use crate::machine::Machine;
-use crate::outgoing::{Progress, Settings, Status};
+use crate::outgoing::{Progress, Ram, Settings, Status};
 use crate::qmp::{Event, Qmp, QmpError, RunState};
 
 /// How long a query may take while QEMU loads device state under its big lock.
@@ -42,6 +42,19 @@ impl Incoming {
     /// # Errors
     /// If it doesn't wait for a migration, or refuses a setting.
     pub fn of(machine: &Machine) -> Result<Self, QmpError> {
+        Self::with(machine, Ram::Sent)
+    }
+
+    /// As [`Incoming::of`], for a QEMU that has mapped the other one's shared files, which its
+    /// migration leaves out.
+    ///
+    /// # Errors
+    /// As [`Incoming::of`].
+    pub fn mapped(machine: &Machine) -> Result<Self, QmpError> {
+        Self::with(machine, Ram::HandedOver)
+    }
+
+    fn with(machine: &Machine, ram: Ram) -> Result<Self, QmpError> {
         let qmp = Arc::clone(&machine.qmp);
         let state = qmp.run_state()?;
         if state != RunState::InMigrate {
@@ -52,7 +65,7 @@ impl Incoming {
         }
         let events = qmp.events_named(&["MIGRATION", "STOP", "RESUME"]);
         let mut settings = Settings::of(&qmp)?;
-        let outcome = set_up(machine, &mut settings);
+        let outcome = set_up(machine, &mut settings, ram);
         let log = machine.log().map(|path| {
             let length = std::fs::metadata(path).map_or(0, |file| file.len());
             (path.to_owned(), length)
@@ -197,10 +210,13 @@ impl Drop for Incoming {
     }
 }
 
-fn set_up(machine: &Machine, settings: &mut Settings) -> Result<(), QmpError> {
+fn set_up(machine: &Machine, settings: &mut Settings, ram: Ram) -> Result<(), QmpError> {
+    ram.check(settings)?;
     // Disks are activated and locked when the VM runs, not when it is loaded: a
     // source that has to resume must find them unlocked.
-    let wanted = |name: &str| matches!(name, "events" | "late-block-activate");
+    let wanted = |name: &str| {
+        matches!(name, "events" | "late-block-activate") || ram.switches_on(name)
+    };
     // One announcement, which leaves when the VM runs: until then, QEMU keeps what its network
     // cards send. With none, QEMU would remove the timer of each virtio card whose guest announces
     // itself, and crash when the guest resets the card, as a reboot does.

@@ -6,6 +6,7 @@ mod guest;
 mod inherited;
 mod ram_files;
 mod replaced;
+mod shared_ram;
 mod started;
 
 use std::path::{Path, PathBuf};
@@ -26,8 +27,9 @@ use crate::shape;
 pub use error::StartError;
 pub use found::{attach, reopen};
 pub use inherited::{InheritError, InheritedSockets};
+pub use shared_ram::SharedRam;
 pub use started::{
-    By, GuestPort, NO_GUEST_PORT, Start, UP_MAX, start, start_next, start_reporting,
+    By, GuestPort, Inherited, NO_GUEST_PORT, Start, UP_MAX, start, start_next, start_reporting,
 };
 
 /// How long QEMU may take to end by itself before it is killed.
@@ -99,6 +101,20 @@ impl Record {
     #[must_use]
     pub fn is_of(&self, other: &Self) -> bool {
         self.process == other.process
+    }
+
+    /// Ends that process by force, and so the VM, whoever has a connection to it.
+    ///
+    /// # Errors
+    /// If it may live.
+    pub fn end(&self) -> Result<(), ProcessError> {
+        let process = match Process::find(&self.process) {
+            Ok(process) => process,
+            Err(ProcessError::Exited { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        process.kill()?;
+        process.wait_exited(QUIT_WAIT)
     }
 
     /// QEMU's command line, as its owner typed it.

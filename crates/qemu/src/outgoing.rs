@@ -8,8 +8,10 @@ mod acknowledgement;
 mod before;
 mod blockers;
 mod ending;
+mod movable;
 mod progress;
 mod settings;
+mod shared_files;
 mod stream_kind;
 mod wanted;
 
@@ -29,37 +31,16 @@ use before::Before;
 use ending::CANCEL_WAIT;
 use progress::PROGRESS_WAIT;
 pub(crate) use settings::Settings;
+pub(crate) use shared_files::Ram;
 use wanted::{BANDWIDTH_HELD_BACK, BANDWIDTH_MAX, DOWNTIME_HELD_MS, DOWNTIME_MAX_MS};
 
 pub use acknowledgement::Hold;
 pub use before::forget_settings;
 pub use blockers::{blockers, check_blockers};
 pub use ending::{announce, make_up, resume};
+pub use movable::runs;
 pub use progress::{Progress, Status};
 pub use stream_kind::{StreamKind, choose_stream};
-
-/// Whether the VM's owner has its vCPUs running.
-///
-/// # Errors
-/// If QEMU doesn't answer, or the VM is in a state in which it can't be moved.
-pub fn runs(qmp: &Qmp) -> Result<bool, QmpError> {
-    may_move(&qmp.run_state()?).map_err(QmpError::Migration)
-}
-
-/// Whether a VM in that state runs, or why it can't be moved.
-fn may_move(state: &RunState) -> Result<bool, String> {
-    match state {
-        RunState::Running | RunState::Suspended => Ok(true),
-        RunState::Paused | RunState::Prelaunch => Ok(false),
-        // QEMU leaves it so only by `cont`, and so does a move of a paused VM that is undone.
-        RunState::PostMigrate => Err(format!(
-            "an earlier migration of the VM ended after QEMU had released the VM ({state}). If it \
-             runs nowhere else, `cont` it in QEMU's monitor, and `stop` it again if it is to stay \
-             paused"
-        )),
-        state => Err(format!("the VM is {state}; only a running or paused one can be moved")),
-    }
-}
 
 /// Whether a migration of this VM can be held.
 ///
@@ -97,7 +78,7 @@ impl Outgoing {
     /// If something in the VM blocks migration, if a migration is in progress, or if
     /// QEMU refuses a setting. Nothing has changed then.
     pub fn new(machine: &Machine, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
-        Self::prepare(machine, kind, socket, false)
+        Self::prepare(machine, kind, socket, (false, Ram::Sent))
     }
 
     /// As [`Outgoing::new`], for a VM whose disks move, too: with the VM stopped,
@@ -107,14 +88,25 @@ impl Outgoing {
     /// # Errors
     /// As [`Outgoing::new`].
     pub fn pausing(machine: &Machine, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
-        Self::prepare(machine, kind, socket, true)
+        Self::prepare(machine, kind, socket, (true, Ram::Sent))
+    }
+
+    /// As [`Outgoing::new`], for a VM that gets another QEMU on this host: RAM in shared files is
+    /// left out, because the other QEMU has mapped them. That one must load nothing before this one
+    /// has completed its migration.
+    ///
+    /// # Errors
+    /// As [`Outgoing::new`].
+    pub fn handing_over(machine: &Machine, socket: &Path) -> Result<Self, QmpError> {
+        // The block list differs, so only a stream that is passed through unchanged is understood.
+        Self::prepare(machine, StreamKind::Whole, socket, (false, Ram::HandedOver))
     }
 
     fn prepare(
         machine: &Machine,
         kind: StreamKind,
         socket: &Path,
-        pauses: bool,
+        (pauses, ram): (bool, Ram),
     ) -> Result<Self, QmpError> {
         let qmp = Arc::clone(&machine.qmp);
         let now = Progress::query(&qmp, PROGRESS_WAIT)?;
@@ -134,8 +126,9 @@ impl Outgoing {
         }
         let mut settings = Settings::of(&qmp)?;
         let takes_bandwidth = settings.has_parameter("avail-switchover-bandwidth");
+        ram.check(&settings)?;
         let hold = acknowledgement::of(machine, &settings, kind)?;
-        let outcome = wanted::set_up(machine, &mut settings, kind, pauses, hold);
+        let outcome = wanted::set_up(machine, &mut settings, kind, (pauses, ram), hold);
         let uri = format!("unix:{}", socket.display());
         let settings = Mutex::new(settings);
         let outgoing = Self {
@@ -359,24 +352,6 @@ impl Drop for Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_vm_that_can_not_be_moved_is_told_what_to_do() {
-        use RunState::{InMigrate, IoError, Paused, PostMigrate, Prelaunch, Running, Suspended};
-        for (state, runs) in
-            [(Running, true), (Suspended, true), (Paused, false), (Prelaunch, false)]
-        {
-            assert_eq!(may_move(&state), Ok(runs), "{state}");
-        }
-        for (state, says) in [
-            (PostMigrate, "(postmigrate). If it runs nowhere else, `cont` it"),
-            (IoError, "the VM is io-error; only a running or paused one"),
-            (InMigrate, "the VM is inmigrate; only a running or paused one"),
-        ] {
-            let why = may_move(&state).unwrap_err();
-            assert!(why.contains(says), "{why}");
-        }
-    }
 
     #[test]
     fn a_vm_gets_cont_only_where_qemu_does_not_resume_it() {

@@ -7,17 +7,15 @@ use facts::program::Capabilities;
 
 use crate::command_line::{CommandLine, CommandLineError, Exclusive};
 use crate::disks::{ElsewhereError, check_names};
-use crate::machine::{InheritError, InheritedSockets, Machine};
+use crate::machine::{InheritError, InheritedSockets, Machine, SharedRam};
 use crate::outgoing;
 use crate::qmp::{MemoryBackend, QmpError};
 use crate::room::{Needs, NoRoom, host_memory};
 use crate::shape::{self, Memory};
 
-/// The first QEMU that leaves only named files out of its stream (`x-ignore-shared`); those before
-/// leave out all shared memory.
-const NAMED_FILES_SINCE: (u32, u32) = (8, 1);
+/// Backends in named files: only these are left out by every QEMU (`x-ignore-shared`). 7.2 leaves
+/// out all shared memory.
 const FILE: &str = "memory-backend-file";
-const MEMFD: &str = "memory-backend-memfd";
 /// Devices that have a device of the host for themselves.
 const OF_HOST: [&str; 2] = ["vfio-", "usb-host"];
 /// Devices whose back end, outside of QEMU, serves one QEMU. Of vsock, each guest has a number of
@@ -31,8 +29,6 @@ const LIBVIRTS_MONITOR: &str = "charmonitor";
 pub struct Known {
     /// QEMU's command line, as its owner typed it.
     pub argv: Vec<String>,
-    /// QEMU's version.
-    pub version: (u32, u32, u32),
     /// Its machine type, with its version.
     pub machine: String,
     /// Its RAM.
@@ -45,6 +41,8 @@ pub struct Known {
     pub blockers: Vec<String>,
     /// The ids of backends in files that another QEMU would write to as well.
     pub in_files: Vec<String>,
+    /// Whether its guest may report free pages.
+    pub hints_free_pages: bool,
     /// Why another QEMU can't have the same sockets or images.
     pub apart: Vec<Obstacle>,
     /// What this host lacks for a second copy of its RAM; none if nothing.
@@ -56,9 +54,9 @@ pub struct Known {
 pub enum Plan {
     /// All of its RAM stays where it is, and the other QEMU maps it.
     HandedOver,
-    /// RAM that belongs to QEMU alone is copied, and exists twice meanwhile.
+    /// Some belongs to QEMU alone: all of it is copied, and exists twice meanwhile.
     Copied {
-        /// How much of it.
+        /// All of it.
         bytes: u64,
     },
     /// It can't.
@@ -86,15 +84,22 @@ pub enum Obstacle {
     /// The other QEMU would have another image.
     #[error(transparent)]
     Elsewhere(#[from] ElsewhereError),
-    /// RAM that can't be copied.
+    /// RAM that can't be copied, next to RAM that can't be handed over.
     #[error(
-        "its RAM {id} is in a file that another QEMU would write to as well: this release copies \
-         RAM, and can't hand it over yet"
+        "its RAM {id} is in a file that another QEMU would write to as well, and it has other RAM \
+         that belongs to its QEMU alone, and can't be handed over"
     )]
     InFile {
         /// Its backend.
         id: String,
     },
+    /// QEMU subtracts pages that the guest reports as free also where it counts none, in RAM that it
+    /// leaves out: its count of what is left would wrap.
+    #[error(
+        "all of its RAM is in files that another QEMU would write to as well, and its balloon \
+         reports free pages (free-page-hint=on), with which QEMU can't hand RAM over"
+    )]
+    FreePageHint,
     /// Two QEMUs can't have that device.
     #[error("{kind} has a device of the host for itself")]
     OfHost {
@@ -147,16 +152,17 @@ impl Known {
         let shape = shape::of(qmp)?;
         let named = check_names(&shape).err().map(Obstacle::from);
         let inherited = InheritedSockets::of(machine).err().map(Obstacle::from);
+        let unmapped = SharedRam::of(machine).err().map(Obstacle::from);
         let known = Self {
             argv: machine.argv.clone(),
-            version: qmp.version(),
             machine: shape.machine,
             ram_bytes: qmp.ram_bytes()?,
             backends: qmp.memory_backends()?,
             devices: devices.into_iter().map(|(_, kind)| kind).collect(),
             blockers: outgoing::blockers(qmp)?,
             in_files: in_files(&machine.argv, &machine.cwd),
-            apart: named.into_iter().chain(inherited).collect(),
+            hints_free_pages: shape::has_free_page_hint(qmp)?,
+            apart: named.into_iter().chain(inherited).chain(unmapped).collect(),
             no_room: None,
         };
         let no_room = known.check_room(&shape.unplugged, &machine.cwd).err();
@@ -170,37 +176,33 @@ impl Known {
         Needs::of(&line, &self.memory(|_| true), unplugged, cwd, &host).fit(&host, false)
     }
 
-    /// How it gets a QEMU with these capabilities by this release, which copies all RAM.
-    #[must_use]
-    pub fn plan_copy(&self, next: &Capabilities) -> Plan {
-        let plan = self.plan(next);
-        if matches!(plan, Plan::Not { .. }) {
-            return plan;
-        }
-        if !self.in_files.is_empty() {
-            let reasons = self.in_files.iter().map(|id| Obstacle::InFile { id: id.clone() });
-            return Plan::Not { reasons: reasons.collect() };
-        }
-        let all = self.memory(|_| true);
-        Plan::Copied { bytes: all.iter().fold(0, |sum: u64, one| sum.saturating_add(one.bytes)) }
-    }
-
-    /// How it can get a QEMU with these capabilities.
+    /// How it gets a QEMU with these capabilities.
     #[must_use]
     pub fn plan(&self, next: &Capabilities) -> Plan {
         let line = match CommandLine::parse(&self.argv) {
             Ok(line) => line,
             Err(error) => return Plan::Not { reasons: vec![error.into()] },
         };
-        let reasons = self.obstacles(&line, next);
+        let mut reasons = self.obstacles(&line, next);
+        let is_shared = self.private(&line).iter().all(|one| one.bytes == 0);
+        let is_handed_over = is_shared && !self.hints_free_pages;
+        // What is in the way of libvirt's follows from that.
+        if !is_handed_over && reasons != [Obstacle::Libvirt] {
+            match is_shared && !self.in_files.is_empty() {
+                true => reasons.push(Obstacle::FreePageHint),
+                false => reasons
+                    .extend(self.in_files.iter().map(|id| Obstacle::InFile { id: id.clone() })),
+            }
+            reasons.extend(self.no_room.as_ref().map(lacks_room));
+        }
         if !reasons.is_empty() {
             return Plan::Not { reasons };
         }
-        let private = self.private(&line);
-        match private.iter().fold(0, |sum: u64, one| sum.saturating_add(one.bytes)) {
-            0 => Plan::HandedOver,
-            bytes => Plan::Copied { bytes },
+        if is_handed_over {
+            return Plan::HandedOver;
         }
+        let all = self.memory(|_| true);
+        Plan::Copied { bytes: all.iter().fold(0, |sum: u64, one| sum.saturating_add(one.bytes)) }
     }
 
     fn obstacles(&self, line: &CommandLine, next: &Capabilities) -> Vec<Obstacle> {
@@ -221,13 +223,6 @@ impl Known {
         }
         obstacles.extend(line.exclusive().into_iter().map(Obstacle::from));
         obstacles.extend(self.apart.iter().cloned());
-        obstacles.extend(self.no_room.as_ref().map(|no_room| match *no_room {
-            NoRoom::Pages { needed, available } => Obstacle::Room { needed, free: available },
-            NoRoom::Huge { page_bytes, needed, free } => Obstacle::Room {
-                needed: needed.saturating_mul(page_bytes),
-                free: free.saturating_mul(page_bytes),
-            },
-        }));
         let version = next.version_text();
         if !next.knows_machine(&self.machine) {
             let machine = self.machine.clone();
@@ -241,21 +236,11 @@ impl Known {
         obstacles
     }
 
-    /// The RAM that only this QEMU can map.
+    /// The RAM that only this QEMU can map. What was plugged in since is on no command line.
     fn private(&self, line: &CommandLine) -> Vec<Memory> {
         let named = line.backends();
-        let is_left_out = |backend: &MemoryBackend| {
-            let kind = named.iter().find(|one| one.id == backend.id).map(|one| one.kind.as_str());
-            let (major, minor, _) = self.version;
-            backend.share
-                && match kind {
-                    Some(FILE) => true,
-                    Some(MEMFD) => (major, minor) < NAMED_FILES_SINCE,
-                    // What was plugged in since is on no command line.
-                    _ => false,
-                }
-        };
-        self.memory(|backend| !is_left_out(backend))
+        let is_named = |id: &str| named.iter().any(|one| one.id == id && one.kind == FILE);
+        self.memory(|backend| !(backend.share && is_named(&backend.id)))
     }
 
     /// Its RAM in these backends, and in none.
@@ -266,6 +251,16 @@ impl Known {
         let those = self.backends.iter().filter(|one| of(one));
         let those = those.map(|one| Memory { id: one.id.clone(), bytes: one.bytes });
         those.chain([base]).collect()
+    }
+}
+
+fn lacks_room(no_room: &NoRoom) -> Obstacle {
+    match *no_room {
+        NoRoom::Pages { needed, available } => Obstacle::Room { needed, free: available },
+        NoRoom::Huge { page_bytes, needed, free } => Obstacle::Room {
+            needed: needed.saturating_mul(page_bytes),
+            free: free.saturating_mul(page_bytes),
+        },
     }
 }
 

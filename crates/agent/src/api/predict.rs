@@ -25,7 +25,8 @@ impl Api {
         let vm = self.registry.vm(name).ok_or_else(unknown)?;
         let machine = vm.machine().ok_or_else(unknown)?;
         let (name, share_domain) = (name.to_owned(), Domain::default());
-        let source = SourceVm { name, machine, cwd: String::new(), share_domain };
+        let cwd = String::new();
+        let source = SourceVm { name, machine, cwd, share_domain, hand_over: None };
         let predicted = engine::predict(self.examiner.local(), &source, request, wire_bytes_per_s);
         let mut prediction = predicted.map_err(|error| match error {
             MigrationError::VmGone(why) => Denied::Coded(ErrorCode::VmDead, why),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 
 use api::{Bounds, CpuFloor, ErrorCode, Happening, MigrateRequest, Outcome, Progress, Report};
-use engine::{Buffers, Domain, Local, Migrated, Peer, SourceVm, Watch};
+use engine::{Buffers, Domain, HandOver, Local, Migrated, Peer, SourceVm, Watch};
 use parking_lot::{Condvar, MutexGuard};
 
 use crate::denied::Denied;
@@ -276,7 +276,7 @@ impl Migrations {
         self.events.publish(began(watch));
         let ran = self.registry.is_running(&vm.name);
         let Migrated { report, unsettled, decided } =
-            self.run(&self.local, peer, vm, request, watch);
+            self.run(&self.local, peer, (vm, None), request, watch);
         match &report.outcome {
             _ if !decided => {}
             Outcome::Done => self.registry.moved(&vm.name),
@@ -296,16 +296,17 @@ impl Migrations {
         &self,
         local: &Local,
         peer: &Peer,
-        vm: &Arc<Vm>,
+        (vm, hand_over): (&Arc<Vm>, Option<Arc<dyn HandOver>>),
         request: &MigrateRequest,
         watch: &Arc<Watch>,
     ) -> Migrated {
         let Some(machine) = vm.machine() else { return fault(watch, "its QEMU has ended") };
         let cwd = machine.cwd.to_string_lossy().into_owned();
         let (name, share_domain) = (vm.name.clone(), Domain(vm.share_domain.clone()));
-        let source = SourceVm { name, machine, cwd, share_domain };
-        let moved =
-            catch_unwind(AssertUnwindSafe(|| (self.mover)(local, peer, source, request, watch)));
+        let source = SourceVm { name, machine, cwd, share_domain, hand_over };
+        let moved = catch_unwind(AssertUnwindSafe(|| {
+            (self.mover)(local, peer, source, request, watch)
+        }));
         moved.unwrap_or_else(|_| self.after_fault(vm, watch))
     }
 

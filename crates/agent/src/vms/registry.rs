@@ -6,6 +6,7 @@
 //! QEMU.
 
 mod again;
+mod alone;
 mod claim;
 mod found;
 mod images;
@@ -37,6 +38,7 @@ use crate::vms::holdings::Holdings;
 use crate::vms::record;
 use crate::vms::scopes::Scopes;
 use crate::vms::vm::{Place, Vm};
+pub(crate) use alone::HandedOver;
 pub(crate) use claim::Claim;
 pub(crate) use found::Held;
 pub(crate) use living::Living;

@@ -100,14 +100,15 @@ impl Connected<'_> {
         let goes_on = || self.is_awaited();
         let arriving = self.shared.host.receive(&order, &goes_on).map_err(End::failed)?;
         place.is_of_host();
-        let notes = arriving.notes().to_vec();
+        let (notes, maps_ram) = (arriving.notes().to_vec(), arriving.maps_ram());
         let mut keeper = Keeper::new(arriving, Arc::clone(&self.link), Arc::clone(&self.lanes));
-        let mut driver = self.open_journal(&order, &keeper)?;
+        let mut driver = self.open_journal(&order, &keeper, maps_ram)?;
         let wanted = PagesOrder {
             sharing: order.sharing.as_ref().map(|wanted| self.agree(wanted)).unwrap_or_default(),
             storage: order.storage.clone(),
             audit: Auditing::new(order.audit, &order.hashes),
             notes,
+            maps_ram,
         };
         let through =
             AssertUnwindSafe(|| self.go_through(&pools, wanted, &mut driver, &mut keeper));

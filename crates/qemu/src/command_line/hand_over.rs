@@ -13,11 +13,13 @@ use super::machine::{backend, pieces};
 use super::{CommandLine, CommandLineError, Item};
 
 /// Where a process finds its open files.
-const OPEN_FILES: &str = "/proc/self/fd/";
+pub(super) const OPEN_FILES: &str = "/proc/self/fd/";
 /// The prefix of such a file's name, which the kernel shows for mapped memory.
 const NAME: &str = "droveway-ram";
 /// What follows if it has huge pages. Then comes their size, if it is not the host's default.
 const HUGE: &str = "-hugetlb";
+/// How the names of files begin that QEMU makes in a directory, and removes at once.
+pub(crate) const IN_DIRECTORY: &str = "qemu_back_mem.";
 /// The id of the backend for RAM that the command line gives none.
 const ID: &str = "droveway-ram";
 const FILE: &str = "memory-backend-file";
@@ -156,19 +158,33 @@ impl CommandLine {
     }
 }
 
-/// The command line of a running QEMU as it was before its start: the files' kinds in place of
-/// their numbers. `link` is where the link of an open file of that QEMU leads.
+/// The command line of a running QEMU as it was before its start: the files' kinds, or their names,
+/// in place of their numbers. `link` is where the link of an open file of that QEMU leads.
 pub(crate) fn without_numbers(
     argv: Vec<String>,
     link: impl Fn(RawFd) -> Option<String>,
 ) -> Vec<String> {
-    let kind = |word: &str| {
+    let named = |word: &str| {
         let path = backend(word)?.path?;
         let link = link(path.strip_prefix(OPEN_FILES)?.parse().ok()?)?;
-        let name = link.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")?;
-        Some(word.replacen(&path, &RamFile::named(name)?.path(), 1))
+        Some(word.replacen(&path, &before_start(&link)?, 1))
     };
-    argv.into_iter().map(|word| kind(&word).unwrap_or(word)).collect()
+    argv.into_iter().map(|word| named(&word).unwrap_or(word)).collect()
+}
+
+/// What stood on the command line for an open file with that link. A file of the owner's is there
+/// by number if the VM's RAM was handed over.
+fn before_start(link: &str) -> Option<String> {
+    let removed = link.strip_suffix(" (deleted)");
+    if let Some(memfd) = link.strip_prefix("/memfd:") {
+        return Some(RamFile::named(memfd.strip_suffix(" (deleted)")?)?.path());
+    }
+    let (dir, name) = removed.unwrap_or(link).rsplit_once('/')?;
+    // QEMU makes a file without a name in a directory.
+    match name.starts_with(IN_DIRECTORY) {
+        true => Some(dir.to_owned()),
+        false => Some(removed.unwrap_or(link).to_owned()).filter(|path| path.starts_with('/')),
+    }
 }
 
 /// The argument of `-object` with its memory in a file that the agent makes; `None` if it stays as
@@ -323,14 +339,22 @@ mod tests {
             "/memfd:droveway-ram (deleted)",
             "/memfd:droveway-ram-hugetlb-2048kB (deleted)",
             "/memfd:other (deleted)",
+            "/srv/ram",
+            "/dev/hugepages/qemu_back_mem.r.x4Zq1b (deleted)",
+            "socket:[7]",
         ];
         let link = |file: RawFd| Some((*links.get(usize::try_from(file).ok()?)?).to_owned());
         let argv = |files: [&str; 4]| {
             let object = |file| format!("memory-backend-file,id=r,mem-path=/proc/self/fd/{file}");
             files.map(object).to_vec()
         };
-        let kinds = ["droveway-ram", "droveway-ram-hugetlb-2048kB", "2", "3"];
-        assert_eq!(without_numbers(argv(["0", "1", "2", "3"]), link), argv(kinds));
+        let kinds = ["droveway-ram", "droveway-ram-hugetlb-2048kB", "2", "9"];
+        assert_eq!(without_numbers(argv(["0", "1", "2", "9"]), link), argv(kinds));
         assert_eq!(without_numbers(argv(kinds), link), argv(kinds));
+        // Files of the owner's that were handed over.
+        let found = without_numbers(argv(["3", "4", "5", "9"]), link);
+        let object = |path: &str| format!("memory-backend-file,id=r,mem-path={path}");
+        assert_eq!(found[..2], [object("/srv/ram"), object("/dev/hugepages")]);
+        assert_eq!(found[2..], argv(["3", "4", "5", "9"])[2..]);
     }
 }

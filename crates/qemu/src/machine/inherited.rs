@@ -12,7 +12,7 @@ use super::Machine;
 use crate::command_line::CommandLine;
 use crate::process::{Process, proc_path};
 
-/// Why a VM's next QEMU can't inherit a socket.
+/// Why a VM's next QEMU can't inherit a socket, or a file with RAM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InheritError {
     /// QEMU has no such socket, or the agent may not take it.
@@ -23,6 +23,23 @@ pub enum InheritError {
     NotFound {
         /// Its path.
         path: String,
+        /// QEMU's process.
+        pid: u32,
+    },
+    /// QEMU has not mapped such a file, or the agent may not open it.
+    #[error(
+        "the file of its RAM {id} can't be handed over: its QEMU, process {pid}, has none open \
+         that it maps as shared memory, or the agent may not inspect that process"
+    )]
+    NoRamFile {
+        /// Its backend.
+        id: String,
+        /// QEMU's process.
+        pid: u32,
+    },
+    /// QEMU has ended.
+    #[error("its QEMU, process {pid}, has ended")]
+    Exited {
         /// QEMU's process.
         pid: u32,
     },

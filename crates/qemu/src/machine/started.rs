@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use super::inherited::InheritedSockets;
 use super::ram_files::RamFiles;
+use super::shared_ram::SharedRam;
 use super::{Machine, StartError};
 use crate::command_line::{CommandLine, GUEST_ID};
 use crate::launch::{Launch, User, launch, log_tail};
@@ -89,6 +90,28 @@ pub enum GuestPort {
     Needed,
 }
 
+/// What a VM's next QEMU gets from its former one.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// Where ports of the guest listen.
+    pub sockets: InheritedSockets,
+    /// RAM that stays where it is; other RAM is new.
+    pub ram: SharedRam,
+}
+
+impl Inherited {
+    /// The command line for that QEMU.
+    fn put_in(&self, line: &CommandLine) -> CommandLine {
+        let line = line.with_inherited_sockets(&self.sockets.numbers()).appending();
+        line.with_mapped_ram(&self.ram.numbers())
+    }
+
+    /// All of its files.
+    fn borrowed(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.sockets.borrowed().chain(self.ram.borrowed())
+    }
+}
+
 /// Starts a VM's QEMU and waits until it answers.
 ///
 /// # Errors
@@ -107,13 +130,13 @@ pub fn start_reporting(start: &Start<'_>, launched: &dyn Fn(u32)) -> Result<Mach
 }
 
 /// As [`start_reporting`], for the next QEMU of a VM whose former one lives: it gets the same
-/// listening sockets, and continues files with the guest's output.
+/// listening sockets, and RAM that is handed over, and continues files with the guest's output.
 ///
 /// # Errors
 /// As [`start`].
 pub fn start_next(
     start: &Start<'_>,
-    inherited: &InheritedSockets,
+    inherited: &Inherited,
     launched: &dyn Fn(u32),
 ) -> Result<Machine, StartError> {
     start_with(start, Some(inherited), launched)
@@ -121,12 +144,12 @@ pub fn start_next(
 
 fn start_with(
     start: &Start<'_>,
-    inherited: Option<&InheritedSockets>,
+    inherited: Option<&Inherited>,
     launched: &dyn Fn(u32),
 ) -> Result<Machine, StartError> {
     let mut line = as_said_by(start, CommandLine::parse(start.argv)?);
     if let Some(inherited) = inherited {
-        line = line.with_inherited_sockets(&inherited.numbers()).appending();
+        line = inherited.put_in(&line);
     }
     let directory = |source| StartError::Directory { path: start.dir.to_owned(), source };
     fs::create_dir_all(start.dir).map_err(directory)?;
@@ -167,7 +190,7 @@ fn as_said_by(start: &Start<'_>, line: CommandLine) -> CommandLine {
 fn start_line(
     start: &Start<'_>,
     line: &CommandLine,
-    inherited: Option<&InheritedSockets>,
+    inherited: Option<&Inherited>,
     guest_port: bool,
     launched: &dyn Fn(u32),
 ) -> Result<Machine, StartError> {
@@ -192,7 +215,7 @@ fn start_line(
         .flatten()
         .map(AsFd::as_fd)
         .chain(ram.borrowed())
-        .chain(inherited.into_iter().flat_map(InheritedSockets::borrowed))
+        .chain(inherited.into_iter().flat_map(Inherited::borrowed))
         .collect();
     let log = start.dir.join("qemu.log");
     let logged = fs::metadata(&log).map_or(0, |file| file.len());

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Hold, Settings, StreamKind};
+use super::{Hold, Ram, Settings, StreamKind};
 use crate::machine::Machine;
 use crate::qmp::QmpError;
 
@@ -30,7 +30,7 @@ pub(super) fn set_up(
     machine: &Machine,
     settings: &mut Settings,
     kind: StreamKind,
-    pauses: bool,
+    (pauses, ram): (bool, Ram),
     hold: Hold,
 ) -> Result<(), QmpError> {
     let (multifd, channels) = match kind {
@@ -41,7 +41,7 @@ pub(super) fn set_up(
         "multifd" => multifd,
         "pause-before-switchover" => pauses,
         name if CAPABILITIES_HELD.contains(&name) => hold == Hold::Awaited,
-        name => CAPABILITIES_ON.contains(&name),
+        name => CAPABILITIES_ON.contains(&name) || ram.switches_on(name),
     };
     let mut parameters: Vec<(&str, Value)> = vec![
         ("max-bandwidth", BANDWIDTH_MAX.into()),

@@ -8,6 +8,7 @@
 //! - `guest_port`: the port for the helper in a guest
 //! - `guest_disks`: the disks that a guest sees, and where their content is
 //! - `disks`: challenges for the images of a live VM
+//! - `hand_over`: RAM that stays where it is when a VM gets another QEMU
 //! - `migrate`: both ends of QEMU's migration, its settings before and after
 //! - `announce`: a network card whose VM moves
 //! - `mirror`: disks that move with their VM, and what can go wrong: a file for each
@@ -17,6 +18,7 @@ mod announce;
 mod disks;
 mod guest_disks;
 mod guest_port;
+mod hand_over;
 mod memory;
 mod migrate;
 mod mirror;

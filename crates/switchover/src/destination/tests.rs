@@ -310,6 +310,7 @@ fn opened() -> Opened {
         run: true,
         qemu: json!({}),
         listed: None,
+        handed_over: false,
     }
 }
 

@@ -18,6 +18,7 @@ fn opened(id: &str) -> Opened {
         run: true,
         qemu: json!({ "pid": 7, "argv": ["-m", "4G\n"] }),
         listed: Some(Listed { id: MigrationId::new("deadbeef").unwrap(), started_unix_s: 7 }),
+        handed_over: false,
     }
 }
 

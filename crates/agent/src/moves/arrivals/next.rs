@@ -9,7 +9,7 @@ use engine::{Arriving, Host, Refusal, Unsettled, Waits};
 use qemu::command_line::CommandLine;
 use qemu::disks::{GoesOn, PreparedImage};
 use qemu::launch::User;
-use qemu::machine::{self, By, GuestPort, InheritedSockets, Machine, Start};
+use qemu::machine::{self, By, GuestPort, Inherited, InheritedSockets, Machine, SharedRam, Start};
 use qemu::process;
 use qemu::room::host_memory;
 use qemu::shape;
@@ -32,6 +32,8 @@ pub(crate) struct NextHost {
     checked: machine::Record,
     /// The program of the next one; by default that of the VM's command line.
     program: Option<String>,
+    /// Whether it maps the former one's RAM, rather than get a copy of it.
+    maps_ram: bool,
     prepare_max: Duration,
     idle_max: Duration,
 }
@@ -41,7 +43,7 @@ impl NextHost {
         settlers: &Arc<Settlers>,
         examiner: &Arc<Examiner>,
         checked: machine::Record,
-        program: Option<String>,
+        (program, maps_ram): (Option<String>, bool),
         waits: &Waits,
     ) -> Self {
         Self {
@@ -50,6 +52,7 @@ impl NextHost {
             examiner: Arc::clone(examiner),
             checked,
             program,
+            maps_ram,
             prepare_max: waits.prepare - waits.prepare / 8,
             idle_max: waits.prepare / IDLE_PARTS,
         }
@@ -70,14 +73,21 @@ impl NextHost {
         let probes = self.examiner.probes();
         let wanted = QemuToStart::of(&order, probes.programs())?;
         let user = user(&former, probes.programs().user())?;
-        let inherited = InheritedSockets::of(&former);
-        let inherited = inherited.map_err(|error| Denied::Conflict(error.to_string()))?;
+        let sockets = InheritedSockets::of(&former);
+        let sockets = sockets.map_err(|error| Denied::Conflict(error.to_string()))?;
+        let ram = if self.maps_ram { SharedRam::of(&former) } else { Ok(SharedRam::default()) };
+        let ram = ram.map_err(|error| Denied::Conflict(error.to_string()))?;
+        let inherited = Inherited { sockets, ram };
         let needs = wanted.check(shape, probes)?;
 
         let mut seat = self.registry.seat(&vm, &former)?;
-        seat.promise(needs.pages_bytes, |promised| {
-            fitness::has_room(&needs, host_memory(), promised, order.overcommit)
-        })?;
+        if self.maps_ram {
+            seat.maps_ram();
+        } else {
+            seat.promise(needs.pages_bytes, |promised| {
+                fitness::has_room(&needs, host_memory(), promised, order.overcommit)
+            })?;
+        }
         seat.note_starting()?;
         let home = seat.home.clone();
         let start = Start {
@@ -101,7 +111,7 @@ impl NextHost {
         // Noted now, because a QEMU that is loading may take long to answer.
         let (ram_bytes, unplugged) = (next.ram_bytes(), &shape.unplugged);
         let needs = vms::needs_of_arriving(&machine, ram_bytes, &host_memory(), unplugged);
-        if let Some(needs) = needs {
+        if let Some(needs) = needs.filter(|_| !self.maps_ram) {
             next.takes_pages(needs.pages_bytes);
         }
         seat.note()?;
@@ -109,7 +119,7 @@ impl NextHost {
         fitness::check_features(shape, &here)?;
         let differences = shape::differences(shape, &here, &order.overrides);
         if differences.is_empty() {
-            return Ok(NextArrival { seat, machine });
+            return Ok(NextArrival { seat, machine, maps_ram: self.maps_ram });
         }
         Err(Denied::Conflict(format!(
             "the VM no longer matches its command line: {}",
@@ -176,11 +186,20 @@ impl Host for NextHost {
 struct NextArrival {
     seat: Seat,
     machine: Arc<Machine>,
+    maps_ram: bool,
 }
 
 impl Arriving for NextArrival {
     fn machine(&self) -> Arc<Machine> {
         Arc::clone(&self.machine)
+    }
+
+    fn maps_ram(&self) -> bool {
+        self.maps_ram
+    }
+
+    fn be_alone(&self) -> Result<(), String> {
+        self.seat.be_alone()
     }
 
     /// Disks stay where they are.

@@ -243,6 +243,7 @@ fn fails_at(records: &'static [Record]) -> Box<Mover> {
             run: false,
             qemu: serde_json::to_value(vm.machine.record()).unwrap(),
             listed: Some(Listed::now(id)),
+            handed_over: false,
         };
         let mut journal: Journal<Record> = local.journals.create(opened).unwrap();
         records.iter().for_each(|record| journal.append(record).unwrap());

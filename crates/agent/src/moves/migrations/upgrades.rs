@@ -7,7 +7,7 @@ use api::{
     ErrorCode, FromStorage, MigrateRequest, Outcome, ReadDisks, Share, Sharing, UpgradeHow,
     UpgradePlan, UpgradeRequest,
 };
-use engine::{Migrated, Peer, SameHost, Watch};
+use engine::{HandOver, Migrated, Peer, SameHost, Watch};
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
 use qemu::upgrade::{Known, Plan};
@@ -17,6 +17,7 @@ use super::happenings::began;
 use crate::denied::Denied;
 use crate::examiner::Examiner;
 use crate::moves::arrivals::NextHost;
+use crate::vms::registry::HandedOver;
 use crate::vms::vm::Vm;
 
 /// Its pages cross no network.
@@ -58,10 +59,14 @@ impl Migrations {
         let order = order(name, &self.local.agent, &request);
         let waits = &self.local.waits;
         let checked = machine.record();
-        let next = NextHost::new(&self.settlers, examiner, checked, request.program, waits);
+        let maps_ram = plan.how == UpgradeHow::HandedOver;
+        let next = (request.program, maps_ram);
+        let next = NextHost::new(&self.settlers, examiner, checked, next, waits);
         self.begin_with(&id, order, {
             let id = id.clone();
-            move |this, vm, order, watch| this.perform_here(&id, next, vm, order, watch)
+            move |this, vm, order, watch| {
+                this.perform_here(&id, (next, maps_ram), vm, order, watch);
+            }
         })?;
         Ok(id)
     }
@@ -70,7 +75,7 @@ impl Migrations {
     fn perform_here(
         &self,
         id: &str,
-        next: NextHost,
+        (next, maps_ram): (NextHost, bool),
         vm: &Arc<Vm>,
         order: &MigrateRequest,
         watch: &Arc<Watch>,
@@ -79,6 +84,10 @@ impl Migrations {
         let ran = self.registry.is_running(&vm.name);
         let former = vm.machine();
         former.iter().for_each(|machine| machine.is_one_of_two(true));
+        let hand_over = former.clone().filter(|_| maps_ram);
+        let hand_over = hand_over.map(|former| {
+            Arc::new(HandedOver::new(&self.registry, &vm.name, former)) as Arc<dyn HandOver>
+        });
         let same = SameHost::new(Arc::new(next), &self.local);
         let peer = Peer {
             name: self.local.agent.clone(),
@@ -86,7 +95,7 @@ impl Migrations {
             nics: Vec::new(),
         };
         let Migrated { report, unsettled, decided } =
-            self.run(same.source(), &peer, vm, order, watch);
+            self.run(same.source(), &peer, (vm, hand_over), order, watch);
         // Its other side ends, or has a thread of its own from now on.
         same.wait_ended();
         match (&report.outcome, former) {
@@ -123,7 +132,7 @@ fn plan(
     let next = next.map_err(|error| Denied::Conflict(error.to_string()))?;
     let file = probes.programs().find(program, &machine.cwd);
     let already = file.is_ok_and(|file| machine.runs_program(&file));
-    let (how, copied_bytes, reasons) = match known.plan_copy(&next) {
+    let (how, copied_bytes, reasons) = match known.plan(&next) {
         Plan::HandedOver => (UpgradeHow::HandedOver, 0, Vec::new()),
         Plan::Copied { bytes } => (UpgradeHow::Copied, bytes, Vec::new()),
         Plan::Not { reasons } => {

@@ -47,6 +47,15 @@ impl Place {
         }
     }
 
+    /// See [`Arriving::be_alone`].
+    fn be_alone(&self) -> Result<(), String> {
+        match self {
+            Self::Live(arriving) => arriving.be_alone(),
+            Self::Found(_) => Ok(()),
+            Self::Next(seat) => seat.be_alone(),
+        }
+    }
+
     fn settled(self) {
         match self {
             Self::Live(arriving) => arriving.settled(),
@@ -122,6 +131,9 @@ impl Effects for DestinationEffects {
 
     fn cont(&mut self) -> Event {
         let Some(machine) = &self.machine else { return Event::QemuExited };
+        if let Some(Err(reason)) = self.place.as_ref().map(|place| place.be_alone()) {
+            return Event::ContFailed { reason: reason.into(), never_ran: false };
+        }
         match machine.qmp.execute_within("cont", serde_json::json!({}), CONT_MAX) {
             Ok(_) => {
                 self.ran = true;

@@ -71,6 +71,7 @@ mod tests {
             run: true,
             qemu: serde_json::Value::Null,
             listed: None,
+            handed_over: false,
         };
         let left: Journal<source::Record> =
             journals.create(opened("web1", "10.0.0.2:7800")).unwrap();

@@ -50,7 +50,12 @@ pub(super) fn coming(
     let place = if settler.opened.is_within_host() {
         let recorded = machine::Record::deserialize(&settler.opened.qemu).ok();
         let seat = recorded.and_then(|its| registry.seat_found(vm, machine.clone(), &its));
-        seat.map(Place::Next)
+        seat.map(|mut seat| {
+            if settler.opened.handed_over {
+                seat.maps_ram();
+            }
+            Place::Next(seat)
+        })
     } else {
         settler.place(noted, leaves)
     };

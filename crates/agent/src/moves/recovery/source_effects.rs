@@ -80,6 +80,14 @@ impl Effects for SourceEffects {
 
     fn go_on(&mut self, run: bool) -> Event {
         let Some(machine) = &self.machine else { return Event::QemuExited };
+        if self.opened.handed_over
+            && let Err(why) = self.registry.take_ram_back(&self.opened.vm, machine)
+        {
+            return match machine.process.is_alive() {
+                true => Event::CannotGoOn { reason: why.into() },
+                false => Event::QemuExited,
+            };
+        }
         match outgoing::resume(machine, run) {
             Ok(left) => {
                 // Of that QEMU only: another VM may have had the name since.

@@ -254,6 +254,7 @@ mod tests {
             run: false,
             qemu: Value::Null,
             listed: None,
+            handed_over: false,
         };
         let mut left: Journal<source::Record> = journals.create(opened.clone()).unwrap();
         left.append(&source::Record::Committed { run: false }).unwrap();

@@ -17,6 +17,7 @@ use qemu::socket;
 use super::slot::{Busy, Next, Slot};
 use super::{Registry, found, unknown};
 use crate::denied::Denied;
+use crate::vms::ram_before;
 use crate::vms::record::{self, Record, RecordError, Standing};
 use crate::vms::vm::Vm;
 
@@ -29,18 +30,20 @@ const GONE_MAX: Duration = Duration::from_secs(3);
 ///
 /// If it is dropped before that QEMU has the VM, that QEMU is ended, and its seat is emptied.
 pub(crate) struct Seat {
-    registry: Arc<Registry>,
-    name: String,
+    pub(super) registry: Arc<Registry>,
+    pub(super) name: String,
     /// The VM's directory, which has the records.
     dir: PathBuf,
     /// For what that QEMU makes.
     pub(crate) home: PathBuf,
     share_domain: String,
     /// The VM as it will be; none until that QEMU answers.
-    vm: Option<Arc<Vm>>,
+    pub(super) vm: Option<Arc<Vm>>,
     /// That QEMU, before it answers.
     launched: Mutex<Option<Process>>,
     kept: bool,
+    /// Whether its QEMU has mapped the former one's RAM.
+    pub(super) has_same_ram: bool,
 }
 
 impl Seat {
@@ -63,6 +66,7 @@ impl Seat {
     pub(crate) fn note_starting(&self) -> Result<(), Denied> {
         let noted = fs::create_dir_all(&self.home)
             .and_then(|()| forget_settings(&self.home))
+            .and_then(|()| ram_before::forget(&self.dir))
             .and_then(|()| Record::starting().write_next(&self.dir));
         noted.map_err(|error| self.cannot_note(&error))
     }
@@ -102,6 +106,9 @@ impl Seat {
         }
         vm.save_here().map_err(|error| self.cannot_note(&error))?;
         record::remove_next(&self.dir);
+        if let Err(error) = ram_before::forget(&self.dir) {
+            tracing::warn!(vm = self.name, %error, "cannot remove what was kept of its RAM");
+        }
         Ok(())
     }
 
@@ -190,8 +197,17 @@ impl Registry {
         slot.next = Some(Next::default());
         drop(slots);
         let (registry, share_domain) = (Arc::clone(self), vm.share_domain.clone());
-        let (vm, launched) = (None, Mutex::default());
-        Ok(Seat { registry, name, dir, home, share_domain, vm, launched, kept: false })
+        Ok(Seat {
+            registry,
+            name,
+            dir,
+            home,
+            share_domain,
+            vm: None,
+            launched: Mutex::default(),
+            kept: false,
+            has_same_ram: false,
+        })
     }
 
     /// The seat of a next QEMU that an earlier run of the agent left; none if the VM has that QEMU
@@ -233,9 +249,17 @@ impl Registry {
         if let Some(slot) = self.slots.lock().get_mut(&name) {
             slot.next = Some(Next::default());
         }
-        let launched = Mutex::default();
-        let mut seat =
-            Seat { registry, name, dir, home, share_domain, vm: None, launched, kept: false };
+        let mut seat = Seat {
+            registry,
+            name,
+            dir,
+            home,
+            share_domain,
+            vm: None,
+            launched: Mutex::default(),
+            kept: false,
+            has_same_ram: false,
+        };
         seat.put(vm);
         Some(seat)
     }

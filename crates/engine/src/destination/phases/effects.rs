@@ -129,6 +129,10 @@ impl Effects for Keeper {
             let reason = "its QEMU had ended before it was to run the VM".into();
             return Step::ContFailed { reason, never_ran: true };
         }
+        // From here on the former QEMU can't have the VM, if both have the same RAM.
+        if let Some(Err(reason)) = self.arriving.as_ref().map(|arriving| arriving.be_alone()) {
+            return Step::ContFailed { reason: reason.into(), never_ran: false };
+        }
         match incoming.cont() {
             Ok(()) => {
                 self.ran.get_or_insert_with(Instant::now);

@@ -35,19 +35,23 @@ struct Loading {
     incoming: Arc<Incoming>,
     feeder: Arc<Feeder>,
     tail: Tail,
+    /// Whether the tail is the whole stream.
+    is_whole: bool,
     /// The time limit for QEMU's load.
     wait: Duration,
 }
 
 impl Loading {
     fn run(self) -> Result<(), End> {
-        let Self { telling, disks, lanes, incoming, feeder, tail, wait } = self;
+        let Self { telling, disks, lanes, incoming, feeder, tail, is_whole, wait } = self;
         drop(telling);
         if let Some(disks) = &disks {
             disks.finish().map_err(End::failed)?;
         }
         lanes.end();
-        feeder.tail(tail.bytes()).map_err(|error| End::failed(incoming.explain(&error)))?;
+        let fed =
+            if is_whole { feeder.whole(tail.bytes()) } else { feeder.tail(tail.bytes()) };
+        fed.map_err(|error| End::failed(incoming.explain(&error)))?;
         drop(tail);
         feeder.finish().map_err(|error| End::failed(incoming.explain(&error)))?;
         incoming.wait_loaded(wait).map_err(End::failed)
@@ -59,9 +63,18 @@ impl Proved<'_, '_> {
     pub(super) fn load(self) -> Result<Loaded, End> {
         let Self { tail, cost, prepared } = self;
         let Prepared { connected, machine, telling, disks, feeder, incoming, .. } = prepared;
+        let is_whole = prepared.maps_ram;
         let (lanes, wait) = (Arc::clone(&connected.lanes), connected.shared.local.waits.load);
-        let loading =
-            Loading { telling, disks, lanes, incoming: Arc::clone(&incoming), feeder, tail, wait };
+        let loading = Loading {
+            telling,
+            disks,
+            lanes,
+            incoming: Arc::clone(&incoming),
+            feeder,
+            tail,
+            is_whole,
+            wait,
+        };
         connected.load(machine, loading)?;
         Ok(Loaded { incoming, cost })
     }

@@ -36,11 +36,19 @@ pub(super) struct Prepared<'a, 's> {
     pub(super) feeder: Arc<Feeder>,
     pub(super) incoming: Arc<Incoming>,
     pub(super) audit: Auditing,
+    /// Whether QEMU has mapped the RAM that its former one has: it loads nothing before that one
+    /// has released it.
+    pub(super) maps_ram: bool,
 }
 
 impl<'s> Connected<'s> {
     /// Creates the journal: from here on a restarted agent knows of the migration.
-    pub(super) fn open_journal(&self, order: &Prepare, keeper: &Keeper) -> Result<Driver, End> {
+    pub(super) fn open_journal(
+        &self,
+        order: &Prepare,
+        keeper: &Keeper,
+        handed_over: bool,
+    ) -> Result<Driver, End> {
         let qemu = serde_json::to_value(keeper.machine().record()).map_err(End::failed)?;
         let seen = SocketAddr::new(self.peer.ip(), order.agent_port);
         let peer_address = match self.shared.same_host {
@@ -56,6 +64,7 @@ impl<'s> Connected<'s> {
             qemu,
             // It comes from the peer; without a valid one the switchover's own id is logged.
             listed: MigrationId::new(&order.migration).ok().map(Listed::now),
+            handed_over,
         };
         self.shared.local.journals.create(opened).map(Driver::new).map_err(End::failed)
     }
@@ -91,8 +100,10 @@ impl<'s> Connected<'s> {
         pools: &Pools,
         mut wanted: PagesOrder,
     ) -> Result<Prepared<'a, 's>, End> {
-        let audit = wanted.audit;
-        let incoming = Arc::new(Incoming::of(machine).map_err(End::failed)?);
+        let (audit, maps_ram) = (wanted.audit, wanted.maps_ram);
+        let incoming =
+            if maps_ram { Incoming::mapped(machine) } else { Incoming::of(machine) };
+        let incoming = Arc::new(incoming.map_err(End::failed)?);
         let stream = incoming.open().map_err(End::failed)?;
         let feeder = Feeder::start(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
         let waits = &self.shared.local.waits;
@@ -118,6 +129,17 @@ impl<'s> Connected<'s> {
         let telling = Telling::start(&self.lanes, &self.link).map_err(End::failed)?;
         let disks = disks.map(Arc::clone);
         let connected = self;
-        Ok(Prepared { connected, machine, found, telling, disks, ram, feeder, incoming, audit })
+        Ok(Prepared {
+            connected,
+            machine,
+            found,
+            telling,
+            disks,
+            ram,
+            feeder,
+            incoming,
+            audit,
+            maps_ram,
+        })
     }
 }

@@ -125,6 +125,9 @@ impl<'a, 's> Prepared<'a, 's> {
                     return Err(End::failed("the tail of the stream arrived before its head"));
                 }
                 Received::Tail(piece) => streamed.tail.push(&piece).map_err(End::failed)?,
+                Received::Whole(piece) if self.maps_ram => {
+                    streamed.tail.push(&piece).map_err(End::failed)?;
+                }
                 Received::Whole(piece) => {
                     streamed.whole_bytes += piece.len() as u64;
                     let fed = self.feeder.whole(&piece);

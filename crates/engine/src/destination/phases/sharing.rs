@@ -101,6 +101,8 @@ pub(super) struct PagesOrder {
     pub(super) audit: Auditing,
     /// What this host noted when it started QEMU.
     pub(super) notes: Vec<String>,
+    /// Whether QEMU has mapped the RAM that its former one has.
+    pub(super) maps_ram: bool,
 }
 
 /// How pages are found, and what is reported to the source.

@@ -21,6 +21,9 @@ impl<'m> Loaded<'m> {
     /// Gives the VM up, and waits until it runs at the destination.
     pub(crate) fn commit(self) -> Result<Ended, Failed<'m>> {
         let Self { mut streamed, said } = self;
+        if let Err(error) = streamed.phase.compare_mapped() {
+            return Err(Failed::new(streamed, error));
+        }
         // If QEMU reports its migration completed, this journals `committed` and
         // sends `go`.
         streamed.step(Step::Received(said));

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use api::Phase;
+use api::{Audited, Phase};
 use switchover::Envelope;
 use wire::ToDestination;
 
@@ -25,7 +25,8 @@ impl<'m> Delivered<'m> {
     /// Lets the destination load the VM, and waits until it has.
     pub(crate) fn load(self) -> Result<Loaded<'m>, Failed<'m>> {
         let Self(mut streamed) = self;
-        match streamed.wait_loaded() {
+        let loaded = streamed.phase.keep_mapped().and_then(|()| streamed.wait_loaded());
+        match loaded {
             Ok(said) => Ok(Loaded { streamed, said }),
             Err(error) => Err(Failed::new(streamed, error)),
         }
@@ -66,6 +67,36 @@ impl Journaled<Streaming<'_>> {
 }
 
 impl Streaming<'_> {
+    /// Notes what RAM that is handed over holds. QEMU has to release it here before it is loaded.
+    fn keep_mapped(&mut self) -> Result<(), MigrationError> {
+        let Some(mapped) = &mut self.mapped else { return Ok(()) };
+        self.outgoing.wait_completed(self.connected.context.local.waits.complete)?;
+        mapped.keep()
+    }
+
+    /// Fails if RAM that is handed over is not as it was before the load.
+    pub(super) fn compare_mapped(&self) -> Result<(), MigrationError> {
+        let context = &self.connected.context;
+        let Some(mapped) = &self.mapped else { return Ok(()) };
+        let Some(audited) = mapped.compare()? else { return Ok(()) };
+        if mapped.is_sampled() {
+            context.report_builder.note(
+                "the audit compared a part of the RAM that was handed over: --audit deep compares \
+                 all of it",
+            );
+        }
+        let failed = match &audited {
+            Audited::Differences { pages, examples } => {
+                let (host, pages) = (context.peer.name.clone(), *pages);
+                let first = examples.first().cloned().unwrap_or_default();
+                Err(MigrationError::Audit { host, pages, first })
+            }
+            Audited::Same { .. } | Audited::Nothing { .. } => Ok(()),
+        };
+        context.report_builder.tell(|report| report.audit = audited);
+        failed
+    }
+
     /// Fails if lanes failed, even if the VM was loaded.
     fn check_lanes(&self) -> Result<(), MigrationError> {
         let host = &self.connected.context.peer.name;

@@ -209,6 +209,7 @@ impl<'m> Prepared<'m> {
             run: context.was_running,
             qemu,
             listed: context.report_builder.listed(),
+            handed_over: context.vm.hand_over.is_some(),
         };
         let journal = context.local.journals.create(opened);
         let journal =

@@ -75,14 +75,22 @@ impl Connected<'_> {
     ) -> Result<SetUp, MigrationError> {
         let context = &self.context;
         let machine = &context.vm.machine;
-        let kind = self.choose_kind(devices)?;
+        let hands_over = context.vm.hand_over.is_some();
+        let kind = if hands_over { StreamKind::Whole } else { self.choose_kind(devices)? };
         let (listener, socket) = Rendezvous::open(machine, &context.local.scratch)?;
-        let outgoing = if pausing {
+        let outgoing = if hands_over {
+            Outgoing::handing_over(machine, socket.path())
+        } else if pausing {
             Outgoing::pausing(machine, kind, socket.path())
         } else {
             Outgoing::new(machine, kind, socket.path())
         };
         let outgoing = Arc::new(outgoing?);
+        if hands_over {
+            context.report_builder.note(
+                "RAM was handed over: it stays where it is, and the next QEMU maps it",
+            );
+        }
         if outgoing.hold() == Hold::DevicesOnly {
             context.report_builder.note(
                 "this QEMU stops the VM by itself: only small buffers keep it from doing so too \
@@ -159,7 +167,10 @@ impl Prepared<'_> {
         let announcer = announcer.transpose().map_err(no_thread)?.flatten();
         let fixed = self.fixed_cost(goal);
         let brakes = self.brakes();
-        flow.prefault(hints, &self.ram);
+        // Holes of RAM that stays where it is remain holes.
+        if context.vm.hand_over.is_none() {
+            flow.prefault(hints, &self.ram);
+        }
         let throttling = throttle::settings(request.downtime_ms, &request.slowing, fixed);
         let sampler = by_progress::start(Watched {
             sampler: Sampler::new(&flow, request.compress),

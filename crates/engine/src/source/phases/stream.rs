@@ -27,6 +27,7 @@ use crate::source::flow::{Flow, tap_failed};
 use crate::source::from_disks::FromDisks;
 use crate::source::hinting::Hinting;
 use crate::source::lanes::Lanes;
+use crate::source::mapped_ram::MappedRam;
 
 /// QEMU completes before the destination loads, and only `cont` has it take a VM back.
 const GIVEN_UP: &str = "QEMU had released the paused VM when its move failed (postmigrate): before \
@@ -56,6 +57,8 @@ pub(crate) struct Streaming<'m> {
     hints: bool,
     /// While QEMU is held back for them, or since.
     hinting: Option<Hinting>,
+    /// None: RAM is sent.
+    pub(super) mapped: Option<MappedRam>,
 }
 
 impl<'m> Journaled<Prepared<'m>> {
@@ -66,7 +69,9 @@ impl<'m> Journaled<Prepared<'m>> {
             Err(error) => return Err(Failed::new(self, error)),
         };
         let Self { phase, driver, fate } = self;
-        let Prepared { connected, storage, chosen, .. } = phase;
+        let Prepared { connected, storage, chosen, ram, .. } = phase;
+        let (vm, audited) = (&connected.context.vm, connected.context.request.audit);
+        let mapped = MappedRam::of(vm, &ram, audited);
         let Started { outgoing, flow, announcer, global_state, tap, sampler, .. } = started;
         let Started { socket, audit, hints, .. } = started;
         let streaming = Streaming {
@@ -83,6 +88,7 @@ impl<'m> Journaled<Prepared<'m>> {
             audit,
             hints,
             hinting: None,
+            mapped,
         };
         let mut journaled = Journaled { phase: streaming, driver, fate };
         match journaled.phase.begin(tap, chosen.as_ref()) {
@@ -222,7 +228,11 @@ impl<'m> Reversible<'m> for Streaming<'m> {
         if let Some(disks) = &mut self.disks {
             disks.undo();
         }
-        let backed_out = self.back_out_qemu(run && !self.was_paused());
+        let taken = self.mapped.as_ref().map_or(Ok(()), MappedRam::take_back);
+        let backed_out = match taken {
+            Ok(()) => self.back_out_qemu(run && !self.was_paused()),
+            Err(why) => Err(QmpError::Migration(why)),
+        };
         // With the VM running, there is time to wait for threads.
         self.stop(false);
         self.disks = None;

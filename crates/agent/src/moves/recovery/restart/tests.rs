@@ -54,6 +54,7 @@ fn opened(qemu: &Value) -> Opened {
         run: false,
         qemu: qemu.clone(),
         listed: None,
+        handed_over: false,
     }
 }
 

@@ -2,8 +2,14 @@
 
 use std::path::PathBuf;
 
+use qemu::ram_blocks::RamBlocks;
+
 use super::*;
+use crate::vms::ram_before;
 use crate::vms::record::may_have_next;
+
+/// A byte of RAM that firmware leaves alone, and that is kept for a load that fails.
+const KEPT_AT: u64 = 512 << 10;
 
 /// A VM that is here, and its next QEMU with a record, in the second seat.
 struct Left {
@@ -170,4 +176,56 @@ fn a_seat_that_is_dropped_leaves_nothing() {
     registry.keeps("web1", &former);
     assert!(Arc::ptr_eq(&registry.vm("web1").unwrap(), &vm), "it had never lost it");
     registry.stop("web1", FORCE).unwrap();
+}
+
+/// Opens a registry with a journal of the next QEMU, which decides about it.
+fn with_journal(left: &Left) -> Arc<Registry> {
+    let held = Held(vec![("web1".to_owned(), Some(left.next.clone()))]);
+    let state = StateDir::open(left.dir.path()).unwrap();
+    Arc::new(Registry::open(state, &held).unwrap())
+}
+
+/// Where both have the same RAM, the former one goes on only by itself, with what it had; and what
+/// it has written since is not put back again.
+#[test]
+fn ram_is_put_back_once_and_when_the_next_one_has_ended() {
+    let left = Left::new(Standing::Arriving, true);
+    let registry = with_journal(&left);
+    let former = registry.vm("web1").unwrap().machine().unwrap();
+    let ram = RamBlocks::of(&former).reached.remove(0).mapping;
+    ram.write(KEPT_AT, &[1]).unwrap();
+    ram_before::keep(&left.vm, &former).unwrap();
+    for expected in [1, 2] {
+        ram.write(KEPT_AT, &[2]).unwrap();
+        registry.take_ram_back("web1", &former).unwrap();
+        assert!(is_alive(left.former) && !is_alive(left.pid()));
+        let mut byte = [0];
+        ram.read(KEPT_AT, &mut byte).unwrap();
+        assert_eq!(byte, [expected]);
+    }
+    ram_before::changed(&left.vm, "a page was changed");
+    assert_eq!(registry.take_ram_back("web1", &former).unwrap_err(), "a page was changed");
+    ram_before::forget(&left.vm).unwrap();
+    registry.take_ram_back("web1", &former).unwrap();
+    former.quit().unwrap();
+}
+
+#[test]
+fn the_former_one_is_ended_before_the_next_one_runs_with_its_ram() {
+    for has_same_ram in [false, true] {
+        let left = Left::new(Standing::Arriving, true);
+        let registry = with_journal(&left);
+        let machine = Arc::new(machine::reopen(&left.next, &left.vm).unwrap());
+        let mut seat = registry.seat_found("web1", Some(machine), &left.next).unwrap();
+        if has_same_ram {
+            seat.maps_ram();
+        }
+        seat.be_alone().unwrap();
+        assert_eq!(is_alive(left.former), !has_same_ram);
+        assert!(is_alive(left.pid()));
+        // This ends the next one.
+        drop(seat);
+        let former = Process::now(left.former);
+        former.iter().for_each(|former| former.kill().unwrap());
+    }
 }

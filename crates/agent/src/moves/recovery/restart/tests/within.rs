@@ -5,8 +5,10 @@ use std::time::Instant;
 
 use qemu::machine::{By, GuestPort, Start, UP_MAX};
 use qemu::process::Process;
+use qemu::ram_blocks::RamBlocks;
 
 use super::*;
+use crate::vms::ram_before;
 use crate::vms::record::{self, Record, Standing};
 
 /// A VM whose next QEMU waits for it, as a killed agent leaves both.
@@ -18,6 +20,8 @@ struct Left {
     next: machine::Record,
     /// Its id is in both journals.
     migration: MigrationId,
+    /// Whether both have the same RAM, as the journals say.
+    handed_over: bool,
 }
 
 impl Left {
@@ -31,7 +35,8 @@ impl Left {
         registry.unsettled("web1");
         let journals = JournalDir::open(&registry.state().journals()).unwrap();
         let migration = MigrationId::random().unwrap();
-        Self { registry, journals, vm, former: former.record(), next: next.record(), migration }
+        let (former, next, handed_over) = (former.record(), next.record(), false);
+        Self { registry, journals, vm, former, next, migration, handed_over }
     }
 
     fn opened(&self, qemu: &machine::Record) -> Opened {
@@ -39,6 +44,7 @@ impl Left {
             migration: self.migration.clone(),
             peer: "host-a".to_owned(),
             peer_address: Opened::SAME_HOST.to_owned(),
+            handed_over: self.handed_over,
             ..opened(&serde_json::to_value(qemu).unwrap())
         }
     }
@@ -115,6 +121,30 @@ fn before_the_commit_the_former_qemu_keeps_the_vm() {
     assert!(!record::may_have_next(&left.vm) && !left.vm.join("2").exists());
     assert!(left.journals.contents().unwrap().is_empty());
     stop(&left.registry);
+}
+
+/// What the next one may have written while it loaded the VM is put back.
+#[test]
+fn before_the_commit_the_former_qemu_keeps_ram_that_both_have() {
+    const AT: u64 = 512 << 10;
+    for handed_over in [false, true] {
+        let dir = TestDir::new();
+        let left = Left { handed_over, ..Left::new(&dir) };
+        left.sent();
+        let former = left.registry.vm("web1").unwrap().machine().unwrap();
+        let ram = RamBlocks::of(&former).reached.remove(0).mapping;
+        ram.write(AT, &[1]).unwrap();
+        ram_before::keep(&left.vm, &former).unwrap();
+        ram.write(AT, &[2]).unwrap();
+        left.note(&[source::Record::Stopped { run: false }], &[destination::Record::Loaded]);
+        assert!(left.settle(None));
+        assert_eq!(left.has(), left.former.pid());
+        assert!(!Left::is_alive(&left.next));
+        let mut byte = [0];
+        ram.read(AT, &mut byte).unwrap();
+        assert_eq!(byte, [if handed_over { 1 } else { 2 }]);
+        stop(&left.registry);
+    }
 }
 
 #[test]
