@@ -214,9 +214,8 @@ fn set_up(machine: &Machine, settings: &mut Settings, ram: Ram) -> Result<(), Qm
     ram.check(settings)?;
     // Disks are activated and locked when the VM runs, not when it is loaded: a
     // source that has to resume must find them unlocked.
-    let wanted = |name: &str| {
-        matches!(name, "events" | "late-block-activate") || ram.switches_on(name)
-    };
+    let wanted =
+        |name: &str| matches!(name, "events" | "late-block-activate") || ram.switches_on(name);
     // One announcement, which leaves when the VM runs: until then, QEMU keeps what its network
     // cards send. With none, QEMU would remove the timer of each virtio card whose guest announces
     // itself, and crash when the guest resets the card, as a reboot does.

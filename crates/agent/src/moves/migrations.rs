@@ -304,9 +304,8 @@ impl Migrations {
         let cwd = machine.cwd.to_string_lossy().into_owned();
         let (name, share_domain) = (vm.name.clone(), Domain(vm.share_domain.clone()));
         let source = SourceVm { name, machine, cwd, share_domain, hand_over };
-        let moved = catch_unwind(AssertUnwindSafe(|| {
-            (self.mover)(local, peer, source, request, watch)
-        }));
+        let moved =
+            catch_unwind(AssertUnwindSafe(|| (self.mover)(local, peer, source, request, watch)));
         moved.unwrap_or_else(|_| self.after_fault(vm, watch))
     }
 

@@ -117,8 +117,7 @@ impl MappedRam {
         };
         let mut bytes = Buffer::new(PIECE_BYTES);
         for piece in &mut pieces {
-            piece.fingerprints =
-                self.read(piece.block, piece.offset, &mut bytes[..piece.bytes])?;
+            piece.fingerprints = self.read(piece.block, piece.offset, &mut bytes[..piece.bytes])?;
         }
         Ok(pieces)
     }

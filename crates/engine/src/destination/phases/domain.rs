@@ -157,6 +157,7 @@ impl Connected<'_> {
             run: true,
             qemu: noted(domain),
             listed: MigrationId::new(&order.migration).ok().map(Listed::now),
+            handed_over: false,
         };
         xen.journals.create(opened).map(Driver::new).map_err(End::failed)
     }

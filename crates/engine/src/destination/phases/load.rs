@@ -49,8 +49,7 @@ impl Loading {
             disks.finish().map_err(End::failed)?;
         }
         lanes.end();
-        let fed =
-            if is_whole { feeder.whole(tail.bytes()) } else { feeder.tail(tail.bytes()) };
+        let fed = if is_whole { feeder.whole(tail.bytes()) } else { feeder.tail(tail.bytes()) };
         fed.map_err(|error| End::failed(incoming.explain(&error)))?;
         drop(tail);
         feeder.finish().map_err(|error| End::failed(incoming.explain(&error)))?;

@@ -101,8 +101,7 @@ impl<'s> Connected<'s> {
         mut wanted: PagesOrder,
     ) -> Result<Prepared<'a, 's>, End> {
         let (audit, maps_ram) = (wanted.audit, wanted.maps_ram);
-        let incoming =
-            if maps_ram { Incoming::mapped(machine) } else { Incoming::of(machine) };
+        let incoming = if maps_ram { Incoming::mapped(machine) } else { Incoming::of(machine) };
         let incoming = Arc::new(incoming.map_err(End::failed)?);
         let stream = incoming.open().map_err(End::failed)?;
         let feeder = Feeder::start(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;

@@ -87,9 +87,9 @@ impl Connected<'_> {
         };
         let outgoing = Arc::new(outgoing?);
         if hands_over {
-            context.report_builder.note(
-                "RAM was handed over: it stays where it is, and the next QEMU maps it",
-            );
+            context
+                .report_builder
+                .note("RAM was handed over: it stays where it is, and the next QEMU maps it");
         }
         if outgoing.hold() == Hold::DevicesOnly {
             context.report_builder.note(

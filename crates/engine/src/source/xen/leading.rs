@@ -74,6 +74,7 @@ impl<'m> Leading<'m> {
             run: true,
             qemu: noted(&domain),
             listed: report_builder.listed(),
+            handed_over: false,
         };
         let journal = xen.journals.create(opened).map_err(|error| {
             local_error("opening the domain's journal", std::io::Error::other(error))
