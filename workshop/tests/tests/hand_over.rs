@@ -52,24 +52,23 @@ fn there_and_back_with_the_oldest_and_the_newest() {
     }
 }
 
-/// Its RAM is in files that the agent makes at each start, so two QEMUs never have the same one.
 #[test]
-fn its_ram_would_be_copied_at_each_host() {
+fn its_ram_could_be_handed_over_at_each_host() {
     for qemu in qemus() {
         let world = World::new(Link::one(1000));
         let (program, machine) = (qemu.program.display().to_string(), qemu.machine());
         let mut run = vec!["run", "web1", "--hand-over", "--", &program, "-machine", &machine];
         run.extend("-accel tcg -m 64 -nodefaults -display none -S".split(' '));
         world.says(Side::A, &run);
-        let assert_copied = |side| {
+        let assert_handed_over = |side| {
             let text = world.tells(side, &["upgrade", "web1", "--dry-run", "--json"]);
             let plans: Vec<UpgradePlan> = serde_json::from_str(&text).unwrap();
-            assert_eq!(plans[0].how, UpgradeHow::Copied, "{text}");
+            assert_eq!(plans[0].how, UpgradeHow::HandedOver, "{text}");
         };
-        assert_copied(Side::A);
+        assert_handed_over(Side::A);
         for from in [Side::A, Side::B] {
             world.says(from, &["migrate", "web1", from.other().name()]);
-            assert_copied(from.other());
+            assert_handed_over(from.other());
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
 use std::time::Duration;
 
-use api::{Report, VmSummary};
+use api::{Report, UpgradeHow, VmSummary};
 use end_to_end::disk::{assert_disk_intact, with_disk};
 use end_to_end::faults::Traced;
 use end_to_end::{Frozen, MIB, OwnProgram, Side, World, bare, guest, note, until};
@@ -40,9 +40,13 @@ fn world(link: Link) -> (World, OwnProgram) {
 /// Gives a guest one QEMU after the other.
 fn along(world: &World, spec: &GuestSpec, options: &[&str], there: &[&Qemu]) {
     let guest = world.boot_by(spec, &there[0].program, options);
+    let how = if options == HAND_OVER { UpgradeHow::HandedOver } else { UpgradeHow::Copied };
     for pair in there.windows(2) {
         let before = guest.pulse().written.pages;
         let program = pair[1].program.display().to_string();
+        let [plan] =
+            world.upgrade_plans(Side::A, &["web1", "--qemu", &program]).try_into().unwrap();
+        assert_eq!(plan.how, how, "{plan:?}");
         let report = world.upgrade(&guest, Side::A, &["--qemu", &program]);
         let versions = [0, 1].map(|nth| pair[nth].version.to_string());
         assert_eq!(report.qemu, versions);
@@ -217,20 +221,31 @@ fn refused(spec: &GuestSpec, args: &[&str]) -> String {
     why
 }
 
+/// Once handed over, the file has the RAM of the next QEMU too.
+#[test]
+fn with_ram_in_a_file_of_its_owner() {
+    let (world, program) = world(Link::unshaped());
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = dir.path().join("ram").display().to_string();
+    let backend = format!("memory-backend-file,id=ram,size=96M,share=on,mem-path={file}");
+    let mut spec = bare("96M", RATE);
+    spec.machine += ",memory-backend=ram";
+    spec.extra.extend(["-object".to_owned(), backend]);
+    let guest = world.boot_by(&spec, &program.path, &[]);
+    for _ in 0..2 {
+        let [plan] = world.upgrade_plans(Side::A, &["web1"]).try_into().unwrap();
+        assert_eq!(plan.how, UpgradeHow::HandedOver);
+        drop(world.upgrade(&guest, Side::A, &[]));
+    }
+}
+
 #[test]
 fn one_that_cannot_is_refused_before_anything_is_touched() {
-    let mut spec = bare("96M", RATE);
+    let spec = bare("96M", RATE);
     let why = refused(&spec, &["--qemu", "/usr/bin/qemu-missing"]);
     assert!(why.contains("qemu-missing"), "{why}");
     let why = refused(&spec, &["--qemu", "/bin/false"]);
     assert!(why.contains("/bin/false"), "{why}");
-    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let file = dir.path().join("ram").display().to_string();
-    let backend = format!("memory-backend-file,id=ram,size=96M,share=on,mem-path={file}");
-    spec.machine += ",memory-backend=ram";
-    spec.extra.extend(["-object".to_owned(), backend]);
-    let why = refused(&spec, &[]);
-    assert!(why.contains("its RAM ram is in a file that another QEMU would write to"), "{why}");
     let mut spec = bare("96M", RATE);
     spec.name = "web5".to_owned();
     spec.extra.extend(libvirts());

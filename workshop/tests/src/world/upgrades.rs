@@ -62,10 +62,8 @@ impl World {
         let former = self.listed(at, guest).pid;
         let moving = self.begin_upgrade(&[guest], at, &args);
         let [report] = self.wait_upgraded(at, moving).try_into().unwrap();
-        if plan.how == UpgradeHow::Copied {
-            let is_compared = matches!(report.audit, Audited::Same { pages: 1.., .. });
-            assert!(is_compared, "{:?}", report.audit);
-        }
+        let is_compared = matches!(report.audit, Audited::Same { pages: 1.., .. });
+        assert!(is_compared, "{:?}", report.audit);
         self.assert_upgraded(guest, at, former);
         assert_arrived(guest, &self.kit, &report.audit);
         report
