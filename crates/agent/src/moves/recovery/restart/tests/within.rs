@@ -184,6 +184,25 @@ fn the_former_qemu_is_not_ended_for_a_next_one_that_has_ended() {
     stop_former(&left);
 }
 
+/// Its next one has the only RAM.
+#[test]
+fn the_next_qemu_is_not_ended_for_a_former_one_that_has_ended() {
+    let dir = TestDir::new();
+    let left = Left { handed_over: true, ..Left::new(&dir) };
+    let settlers = settlers(&left.registry, &left.journals);
+    let (tell, _told) = unbounded();
+    for (side, qemu) in [(Side::Source, &left.former), (Side::Destination, &left.next)] {
+        let desk = Desk { opened: left.opened(qemu), tell: tell.clone(), thread: None };
+        settlers.desks.lock().insert((left.migration.clone(), side), desk);
+    }
+    stop_former(&left);
+    let here = ResolveRequest { side: ResolveSide::Here, certain: true };
+    let denied = settlers.decide("web1", here).err().unwrap().to_string();
+    assert!(denied.contains("only that one can have web1"), "{denied}");
+    assert!(Left::is_alive(&left.next));
+    machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
+}
+
 /// The next one ended when it may have run the VM: only the operator knows what is left of it.
 #[test]
 fn the_operator_gives_a_vm_back_to_its_former_qemu() {
