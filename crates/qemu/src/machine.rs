@@ -103,6 +103,12 @@ impl Record {
         self.process == other.process
     }
 
+    /// Whether that process has exited; false if that isn't known.
+    #[must_use]
+    pub fn has_exited(&self) -> bool {
+        matches!(Process::find(&self.process), Err(ProcessError::Exited { .. }))
+    }
+
     /// Ends that process by force, and so the VM, whoever has a connection to it.
     ///
     /// # Errors

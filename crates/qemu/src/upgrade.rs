@@ -21,6 +21,17 @@ const OF_HOST: [&str; 2] = ["vfio-", "usb-host"];
 /// Devices whose back end, outside of QEMU, serves one QEMU. Of vsock, each guest has a number of
 /// its own.
 const SERVED: [&str; 4] = ["vhost-user-", "vhost-vdpa", "vhost-scsi", "vhost-vsock-"];
+/// Devices with which another QEMU writes to RAM that a VM uses: as it starts, when the VM still
+/// runs, or as it loads the VM, outside of what is kept. With each, the first release that doesn't;
+/// `None` if there is none.
+const WRITERS: [(&str, Option<(u32, u32, u32)>); 3] = [
+    // It discards its memory.
+    ("virtio-mem", Some((8, 1, 0))),
+    // Its `data` is written at each reset.
+    ("loader", None),
+    // With `guid=auto` each QEMU has another one.
+    ("vmgenid", None),
+];
 /// The id that libvirt gives to its own monitor's socket.
 const LIBVIRTS_MONITOR: &str = "charmonitor";
 
@@ -100,6 +111,15 @@ pub enum Obstacle {
          reports free pages (free-page-hint=on), with which QEMU can't hand RAM over"
     )]
     FreePageHint,
+    /// RAM would not be as it was.
+    #[error(
+        "all of its RAM is in files that another QEMU would write to as well, and that QEMU would \
+         change it with its {kind} before it has the VM"
+    )]
+    Writer {
+        /// The device's kind.
+        kind: String,
+    },
     /// Two QEMUs can't have that device.
     #[error("{kind} has a device of the host for itself")]
     OfHost {
@@ -185,11 +205,15 @@ impl Known {
         };
         let mut reasons = self.obstacles(&line, next);
         let is_shared = self.private(&line).iter().all(|one| one.bytes == 0);
-        let is_handed_over = is_shared && !self.hints_free_pages;
+        let writer = self.writer(next);
+        let is_handed_over = is_shared && !self.hints_free_pages && writer.is_none();
         // What is in the way of libvirt's follows from that.
         if !is_handed_over && reasons != [Obstacle::Libvirt] {
             match is_shared && !self.in_files.is_empty() {
-                true => reasons.push(Obstacle::FreePageHint),
+                true => {
+                    reasons.extend(self.hints_free_pages.then_some(Obstacle::FreePageHint));
+                    reasons.extend(writer.map(|kind| Obstacle::Writer { kind: kind.clone() }));
+                }
                 false => reasons
                     .extend(self.in_files.iter().map(|id| Obstacle::InFile { id: id.clone() })),
             }
@@ -234,6 +258,16 @@ impl Known {
             obstacles.push(Obstacle::Cpu { version, cpu });
         }
         obstacles
+    }
+
+    /// The kind of a device with which that QEMU would write to RAM that the VM uses.
+    fn writer(&self, next: &Capabilities) -> Option<&String> {
+        let writes = |kind: &&String| {
+            WRITERS.iter().any(|(prefix, fixed)| {
+                kind.starts_with(prefix) && fixed.is_none_or(|fixed| next.version < fixed)
+            })
+        };
+        self.devices.iter().find(writes)
     }
 
     /// The RAM that only this QEMU can map. What was plugged in since is on no command line.

@@ -207,7 +207,7 @@ impl Settlers {
             self.registry.unsettled(&opened.vm);
         }
         let (registry, place) = (Arc::clone(&self.registry), arriving.map(Place::Live));
-        let effects = DestinationEffects::new(registry, &opened.vm, Some(machine), incoming, place);
+        let effects = DestinationEffects::new(registry, &opened, Some(machine), incoming, place);
         self.open_desk(opened, Side::Destination, move |_| {
             Some(Case::Destination(driver, effects))
         });

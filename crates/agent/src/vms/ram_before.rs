@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 /// Its name in the VM's directory.
 const FILE: &str = "ram-before";
+/// Its name while it is written.
+const NEW: &str = "ram-before.new";
 /// The name of the reason why the former QEMU must never go on.
 const CHANGED: &str = "ram-changed";
 /// How much of each block is kept.
@@ -35,7 +37,11 @@ struct Block {
 /// Keeps that of a VM that is stopped in this QEMU.
 pub(crate) fn keep(dir: &Path, machine: &Machine) -> Result<(), String> {
     let (mut kept, mut content) = (Kept { blocks: Vec::new() }, Vec::new());
-    for block in RamBlocks::of(machine).reached.into_iter().take(BLOCKS_MAX) {
+    let RamBlocks { reached, notes } = RamBlocks::of(machine);
+    if let Some(why) = notes.first().filter(|_| reached.is_empty()) {
+        return Err(format!("its RAM can't be reached: {why}"));
+    }
+    for block in reached.into_iter().take(BLOCKS_MAX) {
         let bytes = usize::try_from(block.bytes.min(BYTES)).map_err(|error| error.to_string())?;
         let at = content.len();
         content.resize(at + bytes, 0);
@@ -45,7 +51,14 @@ pub(crate) fn keep(dir: &Path, machine: &Machine) -> Result<(), String> {
     let mut text = serde_json::to_vec(&kept).map_err(|error| error.to_string())?;
     text.push(b'\n');
     text.extend_from_slice(&content);
-    fs::write(dir.join(FILE), text).map_err(|error| format!("{}: {error}", dir.display()))
+    // A kill in between, or a full disk, leaves no part of it: that could not be put back, and
+    // nothing was loaded yet.
+    let new = dir.join(NEW);
+    let written = fs::write(&new, text).and_then(|()| fs::rename(&new, dir.join(FILE)));
+    written.map_err(|error| {
+        let _ = fs::remove_file(&new);
+        format!("{}: {error}", new.display())
+    })
 }
 
 /// Puts back what was kept, if anything was; no other QEMU of the VM lives.
@@ -81,7 +94,7 @@ pub(crate) fn changed(dir: &Path, why: &str) {
 
 /// Removes what was kept.
 pub(crate) fn forget(dir: &Path) -> io::Result<()> {
-    [FILE, CHANGED].iter().try_for_each(|file| match fs::remove_file(dir.join(file)) {
+    [FILE, NEW, CHANGED].iter().try_for_each(|file| match fs::remove_file(dir.join(file)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     })

@@ -95,6 +95,32 @@ fn ram_in_a_shared_file_is_handed_over_and_never_copied() {
     assert_eq!(Known { no_room, ..shared }.plan(&next()), Plan::HandedOver);
 }
 
+/// As it starts, or as it loads the VM.
+#[test]
+fn ram_that_the_next_qemu_would_write_to_is_not_handed_over() {
+    let line = "qemu -object memory-backend-file,id=r,size=64M,share=on,mem-path=/ram";
+    let of = |kind: &str, in_files: &[&str]| {
+        let devices = vec!["virtio-net-pci".to_owned(), kind.to_owned()];
+        let in_files = in_files.iter().map(|id| (*id).to_owned()).collect();
+        Known { devices, in_files, ..known(line, vec![backend("r", 64, true)]) }
+    };
+    let older = Capabilities { version: (8, 0, 5), ..next() };
+    let oldest = Capabilities { version: (8, 1, 0), ..next() };
+    for (kind, qemu, writes) in [
+        ("virtio-mem-pci", &older, true),
+        ("virtio-mem-pci", &oldest, false),
+        ("vmgenid", &next(), true),
+        ("loader", &next(), true),
+        ("virtio-balloon-pci", &older, false),
+    ] {
+        let reasons = vec![Obstacle::Writer { kind: kind.to_owned() }];
+        let not = if writes { Plan::Not { reasons } } else { Plan::HandedOver };
+        assert_eq!(of(kind, &["r"]).plan(qemu), not, "{kind}");
+        let copied = if writes { Plan::Copied { bytes: 64 * MIB } } else { Plan::HandedOver };
+        assert_eq!(of(kind, &[]).plan(qemu), copied, "{kind}");
+    }
+}
+
 #[test]
 fn what_forbids_it_is_named() {
     let plain = || known("qemu -cpu Haswell,+aes", vec![backend("pc.ram", 64, false)]);

@@ -11,6 +11,7 @@ use qemu::machine::Machine;
 use qemu::outgoing;
 use qemu::qmp::{QmpError, RunState};
 use switchover::destination::{Effects, Event, Noted, Outcome};
+use switchover::journal::Opened;
 use switchover::{Doubt, Envelope, Found, Reason, ToSource};
 use wire::SwitchoverMessage;
 
@@ -47,15 +48,6 @@ impl Place {
         }
     }
 
-    /// See [`Arriving::be_alone`].
-    fn be_alone(&self) -> Result<(), String> {
-        match self {
-            Self::Live(arriving) => arriving.be_alone(),
-            Self::Found(_) => Ok(()),
-            Self::Next(seat) => seat.be_alone(),
-        }
-    }
-
     fn settled(self) {
         match self {
             Self::Live(arriving) => arriving.settled(),
@@ -77,6 +69,8 @@ impl Place {
 pub(super) struct DestinationEffects {
     registry: Arc<Registry>,
     vm: String,
+    /// Whether a former QEMU has the same RAM.
+    handed_over: bool,
     /// None once it has ended.
     machine: Option<Arc<Machine>>,
     /// QEMU's end of the migration, unless the agent was restarted since.
@@ -90,14 +84,15 @@ pub(super) struct DestinationEffects {
 impl DestinationEffects {
     pub(super) fn new(
         registry: Arc<Registry>,
-        vm: &str,
+        opened: &Opened,
         machine: Option<Arc<Machine>>,
         incoming: Option<Arc<Incoming>>,
         place: Option<Place>,
     ) -> Self {
         let place = place.map(ManuallyDrop::new);
-        let (vm, outbox) = (vm.to_owned(), VecDeque::new());
-        Self { registry, vm, machine, incoming, place, ran: false, outbox }
+        let (vm, handed_over) = (opened.vm.clone(), opened.handed_over);
+        let outbox = VecDeque::new();
+        Self { registry, vm, handed_over, machine, incoming, place, ran: false, outbox }
     }
 
     /// Whether QEMU has ended since the last check.
@@ -131,7 +126,13 @@ impl Effects for DestinationEffects {
 
     fn cont(&mut self) -> Event {
         let Some(machine) = &self.machine else { return Event::QemuExited };
-        if let Some(Err(reason)) = self.place.as_ref().map(|place| place.be_alone()) {
+        // The former QEMU is not ended for one that can't run.
+        if !machine.process.is_alive() {
+            return Event::QemuExited;
+        }
+        if self.handed_over
+            && let Err(reason) = self.registry.end_besides(&self.vm, &machine.record())
+        {
             return Event::ContFailed { reason: reason.into(), never_ran: false };
         }
         match machine.qmp.execute_within("cont", serde_json::json!({}), CONT_MAX) {
@@ -141,7 +142,8 @@ impl Effects for DestinationEffects {
             }
             Err(_) if !machine.process.is_alive() => Event::QemuExited,
             Err(error) => {
-                let never_ran = matches!(error, QmpError::Refused { .. });
+                // Of RAM that is handed over there is no other QEMU that could go on.
+                let never_ran = !self.handed_over && matches!(error, QmpError::Refused { .. });
                 Event::ContFailed { reason: error.to_string().into(), never_ran }
             }
         }

@@ -50,16 +50,11 @@ pub(super) fn coming(
     let place = if settler.opened.is_within_host() {
         let recorded = machine::Record::deserialize(&settler.opened.qemu).ok();
         let seat = recorded.and_then(|its| registry.seat_found(vm, machine.clone(), &its));
-        seat.map(|mut seat| {
-            if settler.opened.handed_over {
-                seat.maps_ram();
-            }
-            Place::Next(seat)
-        })
+        seat.map(Place::Next)
     } else {
         settler.place(noted, leaves)
     };
-    let mut effects = DestinationEffects::new(registry, vm, machine, None, place);
+    let mut effects = DestinationEffects::new(registry, &settler.opened, machine, None, place);
     let driver = destination::Driver::restart(kept, found, &mut effects);
     effects.restarted(noted, found);
     Some(Case::Destination(driver, effects))

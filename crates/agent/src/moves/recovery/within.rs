@@ -92,6 +92,16 @@ impl Settlers {
     fn to_former(&self, vm: &str, sides: &Sides) -> Result<(), Denied> {
         let Some((opened, source)) = &sides.source else { return Err(not_in_doubt(vm)) };
         // Before anything is ended.
+        let former = machine::Record::deserialize(&opened.qemu);
+        if opened.handed_over
+            && sides.destination.is_some()
+            && former.is_ok_and(|former| former.has_exited())
+        {
+            return Err(Denied::Conflict(format!(
+                "the former QEMU of {vm} has ended, as its next one has the same RAM: only that \
+                 one can have {vm}"
+            )));
+        }
         if !takes(source, Resolution::Here) {
             return Err(not_in_doubt(vm));
         }

@@ -129,6 +129,7 @@ impl Effects for Keeper {
             let reason = "its QEMU had ended before it was to run the VM".into();
             return Step::ContFailed { reason, never_ran: true };
         }
+        let maps_ram = self.arriving.as_ref().is_some_and(|arriving| arriving.maps_ram());
         // From here on the former QEMU can't have the VM, if both have the same RAM.
         if let Some(Err(reason)) = self.arriving.as_ref().map(|arriving| arriving.be_alone()) {
             return Step::ContFailed { reason: reason.into(), never_ran: false };
@@ -143,7 +144,8 @@ impl Effects for Keeper {
             }
             Err(QmpError::Closed) if !self.machine.process.is_alive() => Step::QemuExited,
             Err(error) => {
-                let never_ran = matches!(error, QmpError::Refused { .. });
+                // Then there is no other QEMU that could go on: the next one is not ended.
+                let never_ran = !maps_ram && matches!(error, QmpError::Refused { .. });
                 Step::ContFailed { reason: error.to_string().into(), never_ran }
             }
         }

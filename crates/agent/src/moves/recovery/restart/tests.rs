@@ -266,7 +266,8 @@ fn a_vm_that_was_taken_back_is_not_tried_and_is_here_if_it_runs_all_the_same() {
     };
     let place = Some(Place::Found(registry.claim_found("web1")));
     let (registry_too, qemu) = (Arc::clone(&registry), Some(Arc::clone(&machine)));
-    let mut effects = DestinationEffects::new(registry_too, "web1", qemu, None, place);
+    let opened = kept.journal.opened();
+    let mut effects = DestinationEffects::new(registry_too, opened, qemu, None, place);
     let driver = destination::Driver::restart(kept, came_as(&machine), &mut effects);
     let mut case = Case::Destination(driver, effects);
     case.late();

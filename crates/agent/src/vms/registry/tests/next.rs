@@ -207,6 +207,10 @@ fn ram_is_put_back_once_and_when_the_next_one_has_ended() {
     assert_eq!(registry.take_ram_back("web1", &former).unwrap_err(), "a page was changed");
     ram_before::forget(&left.vm).unwrap();
     registry.take_ram_back("web1", &former).unwrap();
+    // What could not be written in full is not put back.
+    fs::create_dir(left.vm.join("ram-before.new")).unwrap();
+    ram_before::keep(&left.vm, &former).unwrap_err();
+    registry.take_ram_back("web1", &former).unwrap();
     former.quit().unwrap();
 }
 

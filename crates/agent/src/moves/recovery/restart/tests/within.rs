@@ -92,6 +92,10 @@ impl Left {
     }
 }
 
+fn stop_former(left: &Left) {
+    left.registry.vm("web1").unwrap().machine().unwrap().quit().unwrap();
+}
+
 fn start(argv: &[String], home: &Path) -> Machine {
     let start = Start {
         name: "web1",
@@ -164,6 +168,39 @@ fn after_the_commit_the_next_qemu_has_the_vm_and_the_former_one_ends() {
     assert!(!left.vm.join("qemu.log").exists(), "the former one's seat is empty");
     assert!(left.journals.contents().unwrap().is_empty());
     stop(&left.registry);
+}
+
+/// The next one never ran: the former one is ended before it could.
+#[test]
+fn the_former_qemu_is_not_ended_for_a_next_one_that_has_ended() {
+    let dir = TestDir::new();
+    let left = Left { handed_over: true, ..Left::new(&dir) };
+    let next = Arc::new(machine::reopen(&left.next, &left.vm).unwrap());
+    next.quit().unwrap();
+    let (registry, opened) = (Arc::clone(&left.registry), left.opened(&left.next));
+    let mut effects = DestinationEffects::new(registry, &opened, Some(next), None, None);
+    assert_eq!(destination::Effects::cont(&mut effects), destination::Event::QemuExited);
+    assert!(Left::is_alive(&left.former));
+    stop_former(&left);
+}
+
+/// Its next one has the only RAM.
+#[test]
+fn the_next_qemu_is_not_ended_for_a_former_one_that_has_ended() {
+    let dir = TestDir::new();
+    let left = Left { handed_over: true, ..Left::new(&dir) };
+    let settlers = settlers(&left.registry, &left.journals);
+    let (tell, _told) = unbounded();
+    for (side, qemu) in [(Side::Source, &left.former), (Side::Destination, &left.next)] {
+        let desk = Desk { opened: left.opened(qemu), tell: tell.clone(), thread: None };
+        settlers.desks.lock().insert((left.migration.clone(), side), desk);
+    }
+    stop_former(&left);
+    let here = ResolveRequest { side: ResolveSide::Here, certain: true };
+    let denied = settlers.decide("web1", here).err().unwrap().to_string();
+    assert!(denied.contains("only that one can have web1"), "{denied}");
+    assert!(Left::is_alive(&left.next));
+    machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
 }
 
 /// The next one ended when it may have run the VM: only the operator knows what is left of it.
