@@ -78,6 +78,8 @@ fn a_cancelled_migration_leaves_no_limit_in_qemu() {
     let ended = moving.wait();
     assert_eq!(ended.report.outcome, Outcome::Cancelled, "{}", ended.said);
     assert_eq!(limit(), before);
+    // The destination ends its QEMU afterwards.
+    world.assert_nothing_left(Side::B);
     drop(world.migrate(&guest, Side::A, &[]));
 }
 
