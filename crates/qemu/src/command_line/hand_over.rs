@@ -154,7 +154,9 @@ impl CommandLine {
         let size = sizes.filter_map(|one| value(one, "size").or_else(|| implied(one))).last()?;
         // Without a unit it is in MiB here, and in bytes there.
         let has_unit = !size.ends_with(|letter: char| letter.is_ascii_digit());
-        Some(if has_unit { size } else { format!("{size}M") })
+        let size = if has_unit { size } else { format!("{size}M") };
+        // What is no size stays one piece, which QEMU refuses by its name.
+        Some(size.replace(',', ",,"))
     }
 }
 
@@ -262,6 +264,7 @@ mod tests {
             ("-m size=1.5G,slots=2,maxmem=4G", "1.5G"),
             ("-m 512,slots=2,maxmem=4G", "512M"),
             ("-m 1G -m slots=2,maxmem=4G", "1G"),
+            ("-m size=1G,,share=off", "1G,,share=off"),
         ] {
             let expected = format!("{line} {}", base.replace("SIZE", size));
             assert_eq!(with_files(line), Ok(expected));
