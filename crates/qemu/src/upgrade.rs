@@ -21,10 +21,12 @@ const OF_HOST: [&str; 2] = ["vfio-", "usb-host"];
 /// Devices whose back end, outside of QEMU, serves one QEMU. Of vsock, each guest has a number of
 /// its own.
 const SERVED: [&str; 4] = ["vhost-user-", "vhost-vdpa", "vhost-scsi", "vhost-vsock-"];
+/// A version of QEMU.
+type Release = (u32, u32, u32);
 /// Devices with which another QEMU writes to RAM that a VM uses: as it starts, when the VM still
 /// runs, or as it loads the VM, outside of what is kept. With each, the first release that doesn't;
 /// `None` if there is none.
-const WRITERS: [(&str, Option<(u32, u32, u32)>); 3] = [
+const WRITERS: [(&str, Option<Release>); 3] = [
     // It discards its memory.
     ("virtio-mem", Some((8, 1, 0))),
     // Its `data` is written at each reset.
