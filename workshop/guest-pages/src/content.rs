@@ -208,6 +208,8 @@ pub enum Found {
     Zeros,
     /// An older version, or the next.
     Version(u32),
+    /// From this byte on an older version, or the next: it was written in part.
+    VersionFrom(u32, usize),
     /// Something else from this byte on.
     OtherFrom(usize),
 }
@@ -218,6 +220,7 @@ impl fmt::Display for Found {
             Self::Right => f.write_str("right"),
             Self::Zeros => f.write_str("zeros"),
             Self::Version(version) => write!(f, "version-{version}"),
+            Self::VersionFrom(version, byte) => write!(f, "version-{version}-from-byte-{byte}"),
             Self::OtherFrom(byte) => write!(f, "other-from-byte-{byte}"),
         }
     }
@@ -230,14 +233,32 @@ pub fn explain(kind: Kind, identity: Identity, page: &PageWords) -> Found {
     if repeated::first_other(page, 0).is_none() {
         return Found::Zeros;
     }
+    let byte = index * (PAGE_BYTES / PAGE_WORDS);
     let oldest = identity.version.saturating_sub(1000);
     let next = identity.version.wrapping_add(1);
     for version in (oldest..identity.version).rev().chain([next]) {
-        if first_wrong(kind, Identity { version, ..identity }, page).is_none() {
+        let other = Identity { version, ..identity };
+        if first_wrong(kind, other, page).is_none() {
             return Found::Version(version);
         }
+        if is_right_from(kind, other, page, index) {
+            return Found::VersionFrom(version, byte);
+        }
     }
-    Found::OtherFrom(index * (PAGE_BYTES / PAGE_WORDS))
+    Found::OtherFrom(byte)
+}
+
+/// Whether a page holds what it must from this word on.
+fn is_right_from(kind: Kind, identity: Identity, page: &PageWords, from: usize) -> bool {
+    if let Some(word) = only_word(kind, identity) {
+        return page[from..].iter().all(|found| *found == word);
+    }
+    let mut is_right = true;
+    for_each_word(kind, identity, |index, word| {
+        is_right = index < from || page[index] == word;
+        is_right
+    });
+    is_right
 }
 
 #[cfg(test)]
@@ -306,6 +327,12 @@ mod tests {
         assert_eq!(first_wrong(Kind::Parts, identity, &words), None, "it was made right");
     }
 
+    fn words_of(identity: Identity) -> PageWords {
+        let mut words = [0; PAGE_WORDS];
+        write(Kind::Random, identity, &mut words);
+        words
+    }
+
     #[test]
     fn explains_a_wrong_page() {
         let mut words = [0; PAGE_WORDS];
@@ -320,5 +347,9 @@ mod tests {
         write(Kind::Random, AT, &mut words);
         words[2] ^= 1;
         assert_eq!(explain(&words), "other-from-byte-16");
+        write(Kind::Random, Identity { version: 4, ..AT }, &mut words);
+        let [first, second, ..] = words_of(AT);
+        (words[0], words[1]) = (first, second);
+        assert_eq!(explain(&words), "version-4-from-byte-16");
     }
 }
