@@ -195,11 +195,17 @@ pub fn assert_intact(guest: &Guest) {
 /// # Panics
 /// As [`assert_intact`].
 pub(crate) fn assert_arrived(guest: &Guest, kit: &Kit, audit: &Audited) {
-    let Err(Broken { kind, detail }) = examine(guest) else { return };
+    if let Err(broken) = examine(guest) {
+        fail_arrived(&broken, guest, kit, audit);
+    }
+}
+
+/// Fails as [`assert_arrived`] does.
+fn fail_arrived(Broken { kind, detail }: &Broken, guest: &Guest, kit: &Kit, audit: &Audited) -> ! {
     let is_proved = matches!(audit, Audited::Same { reread_pages: 1.., unproved_pages: 0, .. });
     let accelerator = guest.spec.accelerator.unwrap_or(kit.accelerator);
     if !is_proved || accelerator == Accelerator::Kvm || guest.pulse().behind > 0 {
-        fatal(kind, format_args!("{detail}; {}", audit.explains_wrong_pages()));
+        fatal(*kind, format_args!("{detail}; {}", audit.explains_wrong_pages()));
     }
     panic!("{kind}: {detail}; the audit is clean: QEMU's TCG did not hand over what was written");
 }
