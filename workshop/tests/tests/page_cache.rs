@@ -213,7 +213,8 @@ fn comes_from_its_disks() {
     println!("{pages} of {cached} pages from disks; {} bytes on the wire", moved.wire_bytes);
     // How many depends on the speed of the network and the disks.
     assert!(pages > 0, "{:?}", moved.notes);
-    assert!(moved.stored_bytes <= moved.named_bytes.min(moved.storage_read_bytes));
+    // What is read once may be placed twice: pages that the guest has freed hold copies.
+    assert!(moved.stored_bytes <= moved.named_bytes && moved.storage_read_bytes > 0, "{moved:?}");
     assert!(moved.notes.iter().all(|note| !note.contains("helper")), "{:?}", moved.notes);
     assert_told(&world, Side::A, &complete(&world, Side::A), cached);
     disks_fail(&world, &guest, cached);
