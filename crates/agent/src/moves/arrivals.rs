@@ -338,6 +338,10 @@ impl Arriving for Arrival {
     }
 
     fn discard(self: Box<Self>) {
-        drop(self.claim);
+        let Self { claim, images, .. } = *self;
+        // Before the name is free: the VM's next arrival may wait for it, to make the same images.
+        // QEMU has ended, or has no data of the VM yet.
+        drop(images);
+        drop(claim);
     }
 }
