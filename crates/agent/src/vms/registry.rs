@@ -7,6 +7,7 @@
 
 mod again;
 mod alone;
+mod arriving;
 mod claim;
 mod found;
 mod images;
@@ -20,7 +21,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use api::{AttachRequest, ErrorCode, GuestHelper, RunRequest, VmStatus, VmSummary};
 use parking_lot::{Condvar, Mutex};
@@ -296,28 +296,6 @@ impl Registry {
     /// A VM by its name, whatever operation is in progress.
     pub(crate) fn vm(&self, name: &str) -> Option<Arc<Vm>> {
         self.slots.lock().get(name)?.vm.clone()
-    }
-
-    /// Claims a name for a VM that arrives with migration `id`.
-    pub(crate) fn expect(self: &Arc<Self>, name: &str, id: &str) -> Result<Claim, Denied> {
-        self.claim(name, Busy::Arriving(id.to_owned()))
-    }
-
-    /// The VM that arrives with this migration.
-    pub(crate) fn arriving_with(&self, id: &str) -> Option<String> {
-        let slots = self.slots.lock();
-        let mut names = slots.iter();
-        let is_its = |slot: &Slot| matches!(&slot.busy, Busy::Arriving(its) if its == id);
-        names.find(|(_, slot)| is_its(slot)).map(|(name, _)| name.clone())
-    }
-
-    /// Waits until no VM is arriving; false after `timeout`.
-    pub(crate) fn wait_none_arriving(&self, timeout: Duration) -> bool {
-        let mut slots = self.slots.lock();
-        let any = |slots: &mut BTreeMap<String, Slot>| {
-            slots.values().any(|slot| matches!(slot.busy, Busy::Arriving(_)))
-        };
-        !self.settled.wait_while_for(&mut slots, any, timeout).timed_out()
     }
 
     /// The claim of a VM that was arriving when an earlier run of the agent ended.
