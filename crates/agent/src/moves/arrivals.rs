@@ -39,6 +39,9 @@ const DISKS_MAX: usize = 256;
 const UNSHOWN_MAX: usize = 8;
 /// What is left for a QEMU to start, however long everything before it took.
 const UP_LEAST: Duration = Duration::from_secs(5);
+/// An earlier arrival of the same VM, which was cancelled or has failed at its source, ends here a
+/// moment later, and the VM may be sent again at once.
+const ENDS_MAX: Duration = Duration::from_secs(10);
 /// A QEMU that does nothing at its start is ended after this part of `prepare`.
 const IDLE_PARTS: u32 = 4;
 
@@ -86,6 +89,8 @@ impl Arrivals {
 
     fn admit(&self, order: &Prepare, goes_on: GoesOn<'_>) -> Result<Arrival, Denied> {
         let until = Instant::now() + self.prepare_max;
+        let ends_max = ENDS_MAX.min(self.prepare_max);
+        self.registry.wait_ended(&order.vm, &order.from, ends_max, goes_on)?;
         if !self.registry.is_free(&order.vm) {
             return Err(Denied::Conflict(format!(
                 "there is already a VM `{}` there: stop it, or give one of the two another name",
@@ -99,7 +104,7 @@ impl Arrivals {
         check_domain(&order.share_domain.0)?;
         check_overrides(&order.overrides).map_err(|error| Denied::Invalid(error.to_string()))?;
         self.settlers.have_room()?;
-        let claim = self.registry.expect(&order.vm, &order.migration)?;
+        let claim = self.registry.expect(&order.vm, &order.migration, &order.from)?;
         let shape = understood("what the VM is made of", &order.shape)?;
         let probes = self.examiner.probes();
         let wanted = match &order.incoming_qmp {

@@ -319,7 +319,7 @@ impl Registry {
         if let Some(slot) = slots.get(name) {
             return Err(in_the_way(name, &slot.busy));
         }
-        if matches!(busy, Busy::Arriving(_)) && slots.len() >= VMS_MAX {
+        if matches!(busy, Busy::Arriving { .. }) && slots.len() >= VMS_MAX {
             return Err(Denied::Conflict(format!(
                 "there are {VMS_MAX} VMs there, with those in doubt and those that arrive: no \
                  other host can send more"
@@ -366,7 +366,7 @@ impl Registry {
 
 fn summary(vm: &Vm, busy: Busy) -> VmSummary {
     match busy {
-        Busy::Arriving(id) => vm.summary(Place::Arriving, Some(id)),
+        Busy::Arriving { id, .. } => vm.summary(Place::Arriving, Some(id)),
         Busy::Moving(id) => vm.summary(Place::Here, Some(id)),
         Busy::Unsettled => vm.summary(Place::Unsettled, None),
         Busy::Nothing | Busy::Starting | Busy::Stopping => vm.summary(Place::Here, None),
@@ -406,12 +406,14 @@ fn in_the_way(name: &str, busy: &Busy) -> Denied {
     let code = match busy {
         Busy::Nothing => ErrorCode::VmExists,
         Busy::Unsettled => ErrorCode::VmInDoubt,
-        Busy::Starting | Busy::Arriving(_) | Busy::Moving(_) | Busy::Stopping => ErrorCode::VmBusy,
+        Busy::Starting | Busy::Arriving { .. } | Busy::Moving(_) | Busy::Stopping => {
+            ErrorCode::VmBusy
+        }
     };
     let text = match busy {
         Busy::Nothing => format!("there is already a VM `{name}` here"),
         Busy::Starting => format!("{name} is starting"),
-        Busy::Arriving(id) => format!("{name} is arriving here with migration {id}"),
+        Busy::Arriving { id, .. } => format!("{name} is arriving here with migration {id}"),
         Busy::Moving(id) => {
             format!("{name} is being moved by migration {id}: `droveway cancel {id}` ends that")
         }

@@ -128,7 +128,7 @@ fn follow(migrations: &Migrations, id: &str) -> Progress {
 fn a_migration_that_arrives_is_commanded_where_it_begins() {
     let site = Site::new();
     let migrations = site.migrations(never());
-    let claim = site.registry.expect("web2", "deadbeef").unwrap();
+    let claim = site.registry.expect("web2", "deadbeef", "host-a").unwrap();
     let wait = Duration::from_secs(1);
     let change = serde_json::from_str(r#"{ "priority": "high" }"#).unwrap();
     for error in [

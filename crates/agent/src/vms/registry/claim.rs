@@ -155,7 +155,7 @@ impl Claim {
 
     fn is_arriving(&self) -> bool {
         let slots = self.registry.slots.lock();
-        let comes = |slot: &Slot| matches!(slot.busy, Busy::Arriving(_) | Busy::Unsettled);
+        let comes = |slot: &Slot| matches!(slot.busy, Busy::Arriving { .. } | Busy::Unsettled);
         slots.get(&self.name).is_some_and(comes)
     }
 

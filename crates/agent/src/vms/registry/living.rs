@@ -18,7 +18,7 @@ impl Registry {
     /// The VMs of this host whose QEMU lives, without those that are arriving.
     pub(crate) fn living(&self) -> Vec<Living> {
         let slots = self.slots.lock();
-        let here = slots.values().filter(|slot| !matches!(slot.busy, Busy::Arriving(_)));
+        let here = slots.values().filter(|slot| !matches!(slot.busy, Busy::Arriving { .. }));
         let vms = here.filter_map(|slot| slot.vm.as_ref());
         let living = vms.filter_map(|vm| {
             let (name, ram_bytes) = (vm.name.clone(), vm.ram_bytes());

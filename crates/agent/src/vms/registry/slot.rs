@@ -13,7 +13,12 @@ use crate::vms::vm::Vm;
 pub(super) enum Busy {
     Nothing,
     Starting,
-    Arriving(String),
+    Arriving {
+        /// The migration.
+        id: String,
+        /// The host that sends it.
+        from: String,
+    },
     Moving(String),
     Stopping,
     /// Its switchover, to or from this host, is unfinished: see `recovery`.
@@ -51,10 +56,18 @@ impl Slot {
         let next = self.next.as_ref();
         let next = next.map_or(0, |next| yet_to_take(next.vm.as_deref(), next.promised));
         match self.busy {
-            Busy::Arriving(_) => {
+            Busy::Arriving { .. } => {
                 next.saturating_add(yet_to_take(self.vm.as_deref(), self.promised))
             }
             _ => next,
+        }
+    }
+
+    /// The migration that brings its VM here, if the VM arrives from this host.
+    pub(super) fn arrives_from(&self, host: &str) -> Option<&str> {
+        match &self.busy {
+            Busy::Arriving { id, from } if from == host => Some(id),
+            _ => None,
         }
     }
 
@@ -102,7 +115,8 @@ mod tests {
     }
 
     fn slot(vm: Option<Arc<Vm>>, promised: Option<u64>) -> Slot {
-        Slot { promised, ..Slot::new(vm, Busy::Arriving("deadbeef".to_owned())) }
+        let (id, from) = ("deadbeef".to_owned(), "host-a".to_owned());
+        Slot { promised, ..Slot::new(vm, Busy::Arriving { id, from }) }
     }
 
     fn with_next(vm: Option<Arc<Vm>>, promised: Option<u64>) -> Slot {

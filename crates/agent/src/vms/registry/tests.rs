@@ -14,6 +14,7 @@ use crate::vms::record::{Record, Standing};
 
 mod left_alone;
 mod next;
+mod sent_again;
 
 /// A QEMU without a guest; not even its firmware runs.
 fn request(name: &str) -> RunRequest {
@@ -198,7 +199,7 @@ fn one_thing_happens_to_a_vm_at_a_time() {
     for denied in [
         registry.stop("web1", FORCE).map(drop),
         registry.begin_move("web1", "cafe0000").map(drop),
-        registry.expect("web1", "cafe0000").map(drop),
+        registry.expect("web1", "cafe0000", "host-a").map(drop),
     ] {
         assert!(denied.unwrap_err().to_string().contains("droveway cancel deadbeef"));
     }
@@ -210,7 +211,7 @@ fn one_thing_happens_to_a_vm_at_a_time() {
 fn a_name_that_is_claimed_is_free_again_when_nothing_came_of_it() {
     let dir = TestDir::new();
     let registry = open(dir.path());
-    let claim = registry.expect("web1", "deadbeef").unwrap();
+    let claim = registry.expect("web1", "deadbeef", "host-a").unwrap();
     assert!(!registry.is_free("web1"));
     assert!(!registry.wait_none_arriving(Duration::ZERO));
     claim.note_starting().unwrap();
@@ -219,7 +220,7 @@ fn a_name_that_is_claimed_is_free_again_when_nothing_came_of_it() {
     assert!(registry.wait_none_arriving(Duration::ZERO));
     assert_eq!(fs::read_dir(registry.state().vms()).unwrap().count(), 0);
     let long = "n".repeat(registry.state().name_letters_max() + 1);
-    assert!(registry.expect(&long, "deadbeef").is_err());
+    assert!(registry.expect(&long, "deadbeef", "host-a").is_err());
 }
 
 #[test]
@@ -232,8 +233,8 @@ fn memory_that_is_promised_to_an_arriving_vm_is_not_promised_again() {
             if fits { Ok(()) } else { Err(Denied::Local(format!("{others} are promised"))) }
         })
     };
-    let one = registry.expect("web1", "deadbeef").unwrap();
-    let two = registry.expect("web2", "cafe0000").unwrap();
+    let one = registry.expect("web1", "deadbeef", "host-a").unwrap();
+    let two = registry.expect("web2", "cafe0000", "host-a").unwrap();
     promise(&one, 8 << 30).unwrap();
     promise(&one, 9 << 30).expect("its own memory does not count");
     let denied = promise(&two, 2 << 30).unwrap_err();
@@ -249,7 +250,7 @@ fn memory_that_is_promised_to_an_arriving_vm_is_not_promised_again() {
 fn no_vm_arrives_where_there_are_too_many() {
     let dir = TestDir::new();
     let registry = open(dir.path());
-    let expect = |name: &str| registry.expect(name, "deadbeef");
+    let expect = |name: &str| registry.expect(name, "deadbeef", "host-a");
     let mut claims: Vec<Claim> =
         (0..VMS_MAX).map(|nth| expect(&format!("vm{nth}")).unwrap()).collect();
     registry.unsettled("vm0");

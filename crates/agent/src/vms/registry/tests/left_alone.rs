@@ -31,7 +31,7 @@ fn assert_unreadable(registry: &Arc<Registry>, says: &str) {
     for (denied, code) in [
         (registry.stop("web1", FORCE).map(drop), ErrorCode::VmUnreadable),
         (registry.begin_move("web1", "deadbeef").map(drop), ErrorCode::VmUnreadable),
-        (registry.expect("web1", "deadbeef").map(drop), ErrorCode::VmExists),
+        (registry.expect("web1", "deadbeef", "host-a").map(drop), ErrorCode::VmExists),
         (registry.run(&request("web1"), &probes()).map(drop), ErrorCode::VmExists),
     ] {
         assert_eq!(denied.unwrap_err().code(), code);
@@ -178,7 +178,7 @@ fn a_directory_that_nothing_was_started_from_goes() {
 fn an_arrival_that_cannot_be_noted_stays_and_is_noted_later() {
     let dir = TestDir::new();
     let registry = open(dir.path());
-    let mut claim = registry.expect("web1", "deadbeef").unwrap();
+    let mut claim = registry.expect("web1", "deadbeef", "host-a").unwrap();
     claim.note_starting().unwrap();
     let argv = request("web1").argv;
     let start = Start {
