@@ -52,7 +52,7 @@ impl Registry {
             if left.is_zero() {
                 return Err(Denied::Conflict(format!(
                     "an earlier migration of `{name}`, {id}, is still ending there: try again \
-                     when `droveway list` there no longer shows the VM"
+                     when its QEMU there has ended"
                 )));
             }
         }
