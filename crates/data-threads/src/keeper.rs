@@ -9,7 +9,6 @@ use std::io;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -17,14 +16,14 @@ use policy::yielding::{CpuTime, Yielding};
 use rustix::process::Pid;
 use rustix::thread::gettid;
 
-use crate::{State, class, cpu_time, spawn};
+use crate::{Joined, State, class, cpu_time, spawn};
 
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Ends its thread when it is dropped.
 pub(crate) struct Keeper {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _stop: Sender<()>,
+    _thread: Joined,
 }
 
 impl Keeper {
@@ -32,16 +31,7 @@ impl Keeper {
         let (stop, stopped) = channel();
         let state = Arc::clone(state);
         let thread = spawn("cpu-floor", move || keep(&state, &stopped))?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        Ok(Self { _stop: stop, _thread: thread.into() })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Starts threads, and assigns their log lines to a migration.
+//! Starts threads, assigns their log lines to a migration, and waits for them.
 
 use std::fmt::Display;
 use std::io;
@@ -21,4 +21,33 @@ pub fn spawn<T: Send + 'static>(
 ) -> io::Result<JoinHandle<T>> {
     let span = Span::current();
     Builder::new().name(name.into()).spawn(move || span.in_scope(body))
+}
+
+/// A thread that is waited for when this is dropped.
+///
+/// Its owner ends it before: in a `Drop` of its own, or with the sender of the thread's channel,
+/// which is a field above this one, because fields are dropped in order.
+#[derive(Debug)]
+pub struct Joined(Option<JoinHandle<()>>);
+
+impl Joined {
+    /// Waits until the thread has ended.
+    pub fn join(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // A panic was reported by the thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl From<JoinHandle<()>> for Joined {
+    fn from(thread: JoinHandle<()>) -> Self {
+        Self(Some(thread))
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        self.join();
+    }
 }

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use data_threads::Joined;
 use engine::{Caller, Local};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -66,7 +67,7 @@ pub enum CarryListenersError {
 /// Dropping them closes them and ends what is carried; its VMs stay here.
 pub(crate) struct CarryListeners {
     shared: Arc<Shared>,
-    waiting: Option<JoinHandle<()>>,
+    waiting: Joined,
     /// Opens listeners that replace others' sockets.
     takeovers: Option<Takeovers>,
 }
@@ -154,7 +155,7 @@ impl CarryListeners {
                 Some(Takeovers::follow(&shared).map_err(CarryListenersError::Local)?)
             }
         };
-        Ok(Self { shared, waiting: Some(waiting), takeovers })
+        Ok(Self { shared, waiting: waiting.into(), takeovers })
     }
 
     /// A handle that changes the listeners when the hosts change.
@@ -167,9 +168,7 @@ impl CarryListeners {
         self.takeovers = None;
         self.shared.closing.store(true, SeqCst);
         self.shared.wake();
-        if let Some(waiting) = self.waiting.take() {
-            let _ = waiting.join();
-        }
+        self.waiting.join();
     }
 
     /// Waits for migrations that bypass the agents through this one, at most until `until`.

@@ -10,10 +10,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
+use data_threads::Joined;
 use engine::{Endpoint, Local};
 use managers::Socket;
 use managers::takeover::{Inode, Replaced, Watch};
@@ -44,7 +45,7 @@ pub(super) struct Takeovers {
     shared: Arc<Shared>,
     stopping: Arc<AtomicBool>,
     wake: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: Joined,
 }
 
 struct Following {
@@ -108,7 +109,7 @@ impl Takeovers {
                 }
             }
         })?;
-        Ok(Self { shared: Arc::clone(shared), stopping, wake, thread: Some(thread) })
+        Ok(Self { shared: Arc::clone(shared), stopping, wake, thread: thread.into() })
     }
 }
 
@@ -116,9 +117,7 @@ impl Drop for Takeovers {
     fn drop(&mut self) {
         self.stopping.store(true, SeqCst);
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.thread.join();
         self.shared.taken_over.lock().clear();
         self.shared.wake();
     }

@@ -6,10 +6,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 
 use api::KnownContent;
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use data_threads::Joined;
 use dedup::destination::Sharing;
 use engine::{Domain, Sample};
 
@@ -18,9 +19,9 @@ use crate::vms::vm::Vm;
 /// The known content of this host's VMs; dropping it ends its thread.
 #[derive(Debug)]
 pub(crate) struct Holdings {
+    tell: Sender<Arc<Vm>>,
+    _thread: Joined,
     sharing: Arc<Sharing>,
-    tell: Option<Sender<Arc<Vm>>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Holdings {
@@ -35,15 +36,13 @@ impl Holdings {
             let sharing = Arc::clone(&sharing);
             move || watch_all(&sharing, &told)
         })?;
-        Ok(Self { sharing, tell: Some(tell), thread: Some(thread) })
+        Ok(Self { tell, _thread: thread.into(), sharing })
     }
 
     /// Has a VM of this host scanned; a repeated call changes nothing.
     pub(crate) fn watch(&self, vm: &Arc<Vm>) {
-        if let Some(tell) = &self.tell {
-            // Sending can't fail: the thread lives as long as `self`.
-            let _ = tell.send(Arc::clone(vm));
-        }
+        // Sending can't fail: the thread lives as long as `self`.
+        let _ = self.tell.send(Arc::clone(vm));
     }
 
     /// What is known of a VM.
@@ -55,16 +54,6 @@ impl Holdings {
     /// A sample of a VM's content, one name in `one_in`.
     pub(crate) fn sample(&self, pid: u32, one_in: u32) -> Option<Sample> {
         self.sharing.sample(pid, one_in)
-    }
-}
-
-impl Drop for Holdings {
-    fn drop(&mut self) {
-        self.tell = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic in the thread was reported there.
-            let _ = thread.join();
-        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use api::{Audit, DomainEvent, SendDomain};
+use data_threads::Joined;
 use engine::{Local, OfferedDomain, XlPipes};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -28,7 +29,7 @@ const RETRY: Duration = Duration::from_millis(200);
 /// The socket. Dropping it ends it, once all that it serves have ended.
 pub(crate) struct DomainListener {
     shared: Arc<Shared>,
-    waiting: Option<JoinHandle<()>>,
+    waiting: Joined,
 }
 
 struct Shared {
@@ -61,7 +62,7 @@ impl DomainListener {
             let shared = Arc::clone(&shared);
             move || shared.wait(&listener)
         })?;
-        Ok(Self { shared, waiting: Some(waiting) })
+        Ok(Self { shared, waiting: waiting.into() })
     }
 
     /// Accepts no more. What was accepted continues.
@@ -69,9 +70,7 @@ impl DomainListener {
         self.shared.closing.store(true, SeqCst);
         // It is readable already if this fails.
         let _ = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes());
-        if let Some(waiting) = self.waiting.take() {
-            let _ = waiting.join();
-        }
+        self.waiting.join();
     }
 }
 

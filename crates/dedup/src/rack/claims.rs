@@ -5,12 +5,11 @@
 use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use content::{Domain, Name};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use data_threads::DataThreads;
+use data_threads::{DataThreads, Joined};
 use directory::HostName;
 use page::{PageIndex, PageSet};
 use parking_lot::Mutex;
@@ -162,10 +161,10 @@ impl Unanswered {
 
 /// Queries the rack for one arriving VM. Dropping it ends its thread, after the open query.
 pub(crate) struct Claims {
+    ask: Sender<(Batch, Question)>,
+    _thread: Joined,
     rack: Arc<Rack>,
     unanswered: Arc<Unanswered>,
-    ask: Option<Sender<(Batch, Question)>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Claims {
@@ -192,16 +191,14 @@ impl Claims {
             asking.run(&asked);
         };
         let thread = data_threads::spawn("claims", run)?;
-        Ok(Self { rack: Arc::clone(rack), unanswered, ask: Some(ask), thread: Some(thread) })
+        Ok(Self { ask, _thread: thread.into(), rack: Arc::clone(rack), unanswered })
     }
 
     /// Queries the rack for what this VM is still to provide, and then answers the batch.
     pub(crate) fn ask(&self, batch: Batch, question: Question) {
-        if let Some(ask) = &self.ask {
-            self.unanswered.add(&batch);
-            // The thread lives as long.
-            let _ = ask.send((batch, question));
-        }
+        self.unanswered.add(&batch);
+        // The thread lives as long.
+        let _ = self.ask.send((batch, question));
     }
 
     /// Which of a batch's pages, of those that it `lacks`, wait for an answer to the same batch on
@@ -213,15 +210,6 @@ impl Claims {
     /// Publishes that these contents are here now.
     pub(crate) fn holds(&self, names: Vec<Name>) {
         self.rack.holds(names);
-    }
-}
-
-impl Drop for Claims {
-    fn drop(&mut self) {
-        self.ask = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use content::Name;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use data_threads::Joined;
 use directory::{Directory, HostName};
 
 /// Batches that wait to be published. More are dropped: the directory holds hints.
@@ -23,8 +24,8 @@ enum Change {
 /// Dropping it ends its thread.
 #[derive(Debug)]
 pub(super) struct Publisher {
-    changes: Option<Sender<Change>>,
-    thread: Option<JoinHandle<()>>,
+    changes: Sender<Change>,
+    _thread: Joined,
 }
 
 impl Publisher {
@@ -37,7 +38,7 @@ impl Publisher {
             let _ = directory.forget(&me, Instant::now() + WAIT);
             run(&me, &*directory, &published);
         })?;
-        Ok(Self { changes: Some(changes), thread: Some(thread) })
+        Ok(Self { changes, _thread: thread.into() })
     }
 
     pub(super) fn holds(&self, names: Vec<Name>) {
@@ -49,11 +50,8 @@ impl Publisher {
     }
 
     fn publish(&self, change: Change) {
-        match self.changes.as_ref().map(|changes| changes.try_send(change)) {
-            None | Some(Ok(()) | Err(TrySendError::Disconnected(_))) => {}
-            Some(Err(TrySendError::Full(_))) => {
-                tracing::debug!("the directory is slow; dropping a notification");
-            }
+        if let Err(TrySendError::Full(_)) = self.changes.try_send(change) {
+            tracing::debug!("the directory is slow; dropping a notification");
         }
     }
 }
@@ -77,16 +75,6 @@ fn run(me: &HostName, directory: &dyn Directory, published: &Receiver<Change>) {
         let lacked = if lacked.is_empty() { Ok(()) } else { directory.release(me, &lacked, until) };
         if let Err(error) = held.and(lacked) {
             tracing::debug!(%error, "cannot notify the directory");
-        }
-    }
-}
-
-impl Drop for Publisher {
-    fn drop(&mut self) {
-        self.changes = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic is already in the log.
-            let _ = thread.join();
         }
     }
 }

@@ -7,10 +7,9 @@
 //! hands over unchanged is not sent. One that has changed since is sent, and is the newer one.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use content::Name;
-use data_threads::DataThreads;
+use data_threads::{DataThreads, Joined};
 use page::{BATCH_PAGES, BlockId, Buffer, Epoch, PAGE_BYTES, PageIndex, is_zero};
 
 use super::guest_page_cache::{GuestPageCache, OnDisk};
@@ -28,9 +27,9 @@ pub fn after(epoch: Epoch) -> Epoch {
 
 /// The announcing thread. Dropping it ends the thread.
 pub struct Announcer {
+    _thread: Joined,
     cached: Arc<GuestPageCache>,
     stage: Arc<Stage>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Announcer {
@@ -48,7 +47,7 @@ impl Announcer {
                 Telling { naming: stage.naming(), cached: &cached, stage: &stage }.run();
             }
         })?;
-        Ok(Some(Self { cached, stage: Arc::clone(stage), thread: Some(thread) }))
+        Ok(Some(Self { _thread: thread.into(), cached, stage: Arc::clone(stage) }))
     }
 }
 
@@ -56,9 +55,6 @@ impl Drop for Announcer {
     fn drop(&mut self) {
         self.cached.end();
         self.stage.wake_reserving();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -3,9 +3,8 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
-use data_threads::DataThreads;
+use data_threads::{DataThreads, Joined};
 use dedup::destination::{Outbox, Resolving};
 use wire::{Cost, ToSource};
 
@@ -15,7 +14,7 @@ use crate::link::Link;
 pub(crate) struct ByName {
     /// Dropped first, which ends the thread.
     stage: Resolving,
-    _telling: Telling,
+    _telling: Joined,
 }
 
 impl ByName {
@@ -35,7 +34,7 @@ impl ByName {
                 }
             }
         })?;
-        Ok(Self { stage, _telling: Telling(Some(telling)) })
+        Ok(Self { stage, _telling: telling.into() })
     }
 }
 
@@ -58,16 +57,5 @@ impl Deref for ByName {
 
     fn deref(&self) -> &Resolving {
         &self.stage
-    }
-}
-
-/// The thread, until it has ended.
-struct Telling(Option<JoinHandle<()>>);
-
-impl Drop for Telling {
-    fn drop(&mut self) {
-        if let Some(telling) = self.0.take() {
-            let _ = telling.join();
-        }
     }
 }

@@ -2,10 +2,10 @@
 //! operator's settings that the system refuses here.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
+use data_threads::Joined;
 use policy::pace::DestinationUse;
 use wire::ToSource;
 
@@ -18,8 +18,8 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// The thread that reports to the source. Ends when this is dropped.
 pub(super) struct Telling {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _stop: Sender<()>,
+    _thread: Joined,
 }
 
 impl Telling {
@@ -30,16 +30,7 @@ impl Telling {
         let (stop, stopped) = bounded(0);
         let (lanes, link) = (Arc::clone(lanes), Arc::clone(link));
         let thread = data_threads::spawn("nic-use", move || tell(&lanes, &link, &stopped))?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for Telling {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        Ok(Self { _stop: stop, _thread: thread.into() })
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use api::{DiskReport, MigrateRequest};
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
-use data_threads::{DataThreads, Guard};
+use data_threads::{DataThreads, Guard, Joined};
 use disk::DiskSource;
 use nbd::server::Export;
 use page::{DiskId, Pool};
@@ -266,7 +266,7 @@ impl Drop for Disks {
 /// The thread that watches the mirrors.
 struct Watching {
     stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Joined,
 }
 
 impl Watching {
@@ -276,20 +276,12 @@ impl Watching {
             let _guard = guard;
             watcher.run(&stopped);
         })?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        Ok(Self { stop: Some(stop), thread: thread.into() })
     }
 
     fn stop(&mut self) {
         self.stop.take();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        self.stop();
+        self.thread.join();
     }
 }
 

@@ -8,10 +8,10 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use data_threads::DataThreads;
+use data_threads::{DataThreads, Joined};
 use qemu::outgoing::Outgoing;
 use qemu::qmp::QmpError;
 
@@ -25,8 +25,8 @@ const LONGEST: Duration = Duration::from_secs(3);
 
 /// Holds QEMU back until it is dropped or the guest has lent what is free.
 pub(crate) struct Hinting {
+    _thread: Joined,
     stopped: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Hinting {
@@ -50,7 +50,7 @@ impl Hinting {
             waiting.run();
         };
         match data_threads::spawn("hinting", run) {
-            Ok(thread) => Ok(Some(Self { stopped, thread: Some(thread) })),
+            Ok(thread) => Ok(Some(Self { _thread: thread.into(), stopped })),
             Err(error) => {
                 tracing::warn!(
                     %error,
@@ -65,7 +65,6 @@ impl Hinting {
 impl Drop for Hinting {
     fn drop(&mut self) {
         self.stopped.store(true, Relaxed);
-        drop(self.thread.take().map(JoinHandle::join));
     }
 }
 

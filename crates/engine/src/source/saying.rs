@@ -4,10 +4,10 @@
 //! block: it follows the operator, watches the clock, and lets the VM go on.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use data_threads::Joined;
 use wire::{Frame, ToDestination};
 
 use crate::error::LinkError;
@@ -21,11 +21,11 @@ const LAST_MAX: Duration = Duration::from_secs(1);
 
 /// Dropping it closes the connection.
 pub(crate) struct Saying {
+    _thread: Joined,
     link: Arc<Link<ToDestination>>,
     waiting: Option<Sender<Frame>>,
     /// Disconnected once everything is sent.
     over: Receiver<()>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Saying {
@@ -45,7 +45,7 @@ impl Saying {
                 }
             }
         })?;
-        Ok(Self { link, waiting: Some(waiting), over, thread: Some(thread) })
+        Ok(Self { _thread: thread.into(), link, waiting: Some(waiting), over })
     }
 
     /// Queues a message without waiting.
@@ -61,9 +61,6 @@ impl Drop for Saying {
         self.waiting = None;
         let _ = self.over.recv_timeout(LAST_MAX);
         self.link.close();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::num::NonZeroU8;
 use std::os::unix::net::UnixStream;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
+use data_threads::Joined;
 use managers::xen::{Receiving, Xl};
 use xen::handshake::{Answer, AnswerReader, PERMISSION};
 
@@ -40,9 +40,9 @@ pub(crate) enum Permitted {
 /// A receiver. It is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Receiver {
+    _thread: Joined,
     receiving: Receiving,
     pub(crate) heard: crossbeam_channel::Receiver<Heard>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Receiver {
@@ -52,8 +52,8 @@ impl Receiver {
         let (tell, heard) = bounded(HEARD_MAX);
         let output = receiving.output().try_clone().map_err(|error| error.to_string())?;
         let thread = data_threads::spawn("xl-answers", move || listen(output, &tell));
-        let thread = Some(thread.map_err(|error| error.to_string())?);
-        Ok(Self { receiving, heard, thread })
+        let thread = thread.map_err(|error| error.to_string())?;
+        Ok(Self { _thread: thread.into(), receiving, heard })
     }
 
     /// A handle of what it reads.
@@ -105,9 +105,6 @@ impl Drop for Receiver {
         self.receiving.kill();
         // A process that it has started may still have it open.
         let _ = self.receiving.output().shutdown(Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::fmt::{Debug, Write};
 use std::io;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use data_threads::Joined;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
@@ -55,8 +56,8 @@ pub(super) struct Limited(Arc<Limits>);
 
 /// The thread that logs the counts. It ends when this is dropped, with the counts so far.
 pub(crate) struct Counting {
+    _thread: Joined,
     limits: Arc<Limits>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Default for Limits {
@@ -80,7 +81,7 @@ impl Limits {
             let limits = Arc::clone(self);
             move || limits.report()
         })?;
-        Ok(Counting { limits, thread: Some(counting) })
+        Ok(Counting { _thread: counting.into(), limits })
     }
 
     fn admits(&self, event: &Event<'_>) -> bool {
@@ -177,9 +178,6 @@ impl Drop for Counting {
     fn drop(&mut self) {
         self.limits.statements.lock().is_closing = true;
         self.limits.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -265,7 +263,7 @@ mod tests {
             let (limits, log_of) = (Arc::clone(&limits), log_of.clone());
             move || with_default(&log_of, || limits.report())
         });
-        let counting = Counting { limits: Arc::clone(&limits), thread: Some(thread) };
+        let counting = Counting { _thread: thread.into(), limits: Arc::clone(&limits) };
         with_default(&log_of, || log(&shown));
         drop(counting);
         (limits, shown.try_iter().collect())

@@ -3,10 +3,10 @@
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cachemap::{Budget, CacheMap, End, Fault, Reason, Summary};
+use data_threads::Joined;
 use parking_lot::Mutex;
 use qemu::guest_disks::{self, GuestDisk};
 use qemu::guest_memory::GuestMemory;
@@ -28,8 +28,8 @@ const NOWHERE: &str = "no page is read from storage: none that the guest's helpe
 
 /// The querying thread. Dropping it ends the thread.
 pub struct Asking {
+    _thread: Joined,
     line: Arc<Line>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Asking {
@@ -63,7 +63,7 @@ impl Asking {
                 line.close();
             }
         })?;
-        Ok((Self { line, thread: Some(thread) }, cached))
+        Ok((Self { _thread: thread.into(), line }, cached))
     }
 
     /// Ends it without a note: the answer is not needed.
@@ -75,9 +75,6 @@ impl Asking {
 impl Drop for Asking {
     fn drop(&mut self) {
         self.line.hang_up();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -8,12 +8,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use api::{Bounds, FromOthers};
 use crossbeam_channel::{Receiver, Sender, select, tick, unbounded};
-use data_threads::DataThreads;
+use data_threads::{DataThreads, Joined};
 use policy::pace::{DestinationUse, LaneUse, Pace, PaceBounds, PaceSample, Yielded};
 use transport::{LaneMeter, LaneTimes};
 
@@ -29,7 +28,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// The thread that paces the lanes.
 pub(crate) struct Pacing {
     tell: Option<Sender<News>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Joined,
 }
 
 enum News {
@@ -79,7 +78,7 @@ impl Pacing {
         };
         paced.set_whole();
         let thread = data_threads::spawn("pace", move || paced.run(&told))?;
-        Ok(Self { tell: Some(tell), thread: Some(thread) })
+        Ok(Self { tell: Some(tell), thread: thread.into() })
     }
 
     /// Passes on the destination's use of its NICs.
@@ -98,21 +97,11 @@ impl Pacing {
             let _ = tell.send(news);
         }
     }
-}
 
-impl Pacing {
     /// Ends the thread; lanes keep their last pace.
     pub(crate) fn stop(&mut self) {
         self.tell = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Pacing {
-    fn drop(&mut self) {
-        self.stop();
+        self.thread.join();
     }
 }
 

@@ -5,9 +5,9 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, bounded};
+use data_threads::Joined;
 use wire::ToSource;
 
 use crate::destination::postcopies::Answers;
@@ -24,10 +24,10 @@ pub(super) struct Closed {
 
 /// The thread that passes it on. Dropping this ends the connection.
 pub(super) struct Back {
+    _thread: Joined,
     socket: UnixStream,
     pub(super) closed: Receiver<Closed>,
     hushed: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Back {
@@ -50,7 +50,7 @@ impl Back {
                 }
             }
         })?;
-        Ok(Self { socket: ours, closed, hushed, thread: Some(thread) })
+        Ok(Self { _thread: thread.into(), socket: ours, closed, hushed })
     }
 
     /// The source is not notified of the end any more.
@@ -63,9 +63,6 @@ impl Drop for Back {
     fn drop(&mut self) {
         // The other end may have closed it.
         let _ = self.socket.shutdown(Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

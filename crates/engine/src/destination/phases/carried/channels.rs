@@ -5,8 +5,8 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
+use data_threads::Joined;
 use managers::Onward;
 use parking_lot::{Condvar, Mutex};
 use stream::multifd::{INIT_BYTES, Init, write_head};
@@ -16,9 +16,10 @@ use super::super::end::End;
 
 /// Closed when this is dropped.
 pub(super) struct Channels {
+    /// The thread that writes SYNCs.
+    _writing: Option<Joined>,
     sockets: Vec<UnixStream>,
     syncs: Option<Arc<Syncs>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// The number of SYNCs for every channel.
@@ -62,7 +63,7 @@ impl Channels {
             socket.write_all(&first).map_err(End::failed)?;
             sockets.push(socket);
         }
-        let mut channels = Self { sockets, syncs: None, thread: None };
+        let mut channels = Self { _writing: None, sockets, syncs: None };
         if order.sync_by_section {
             channels.start_syncs()?;
         }
@@ -79,7 +80,7 @@ impl Channels {
             let syncs = Arc::clone(&syncs);
             move || write_syncs(&syncs, sockets)
         });
-        self.thread = Some(thread.map_err(End::failed)?);
+        self._writing = Some(thread.map_err(End::failed)?.into());
         self.syncs = Some(syncs);
         Ok(())
     }
@@ -99,9 +100,6 @@ impl Drop for Channels {
         for socket in &self.sockets {
             // QEMU may have closed it.
             let _ = socket.shutdown(Shutdown::Both);
-        }
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
         }
     }
 }

@@ -9,10 +9,9 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use crossbeam_channel::Sender;
-use data_threads::DataThreads;
+use data_threads::{DataThreads, Joined};
 use page::{BlockBatch, Pool, SLOT_BYTES};
 use parking_lot::{Condvar, Mutex};
 use transport::{BlockSink, TakeError};
@@ -38,9 +37,9 @@ pub(super) enum Written {
 
 /// Writes pieces in order. Dropping it ends the thread, whatever is not written yet.
 pub(super) struct InOrder {
+    _thread: Joined,
     pieces: Arc<Pieces>,
     socket: UnixStream,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl InOrder {
@@ -62,7 +61,7 @@ impl InOrder {
                 let _ = tell.send(failed.map_or(Written::All, Written::Failed));
             }
         })?;
-        Ok(Self { pieces, socket: socket.try_clone()?, thread: Some(thread) })
+        Ok(Self { pieces, socket: socket.try_clone()?, _thread: thread.into() })
     }
 
     /// The sink that lanes pass pieces to.
@@ -83,9 +82,6 @@ impl Drop for InOrder {
         self.pieces.changed.notify_all();
         // The other end may have closed it.
         let _ = self.socket.shutdown(Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

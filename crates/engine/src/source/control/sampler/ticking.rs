@@ -1,11 +1,10 @@
 //! Runs a function about twenty times a second on a thread of its own.
 
 use std::io;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, after, bounded, never, select};
-use data_threads::Guard;
+use data_threads::{Guard, Joined};
 use qemu::outgoing;
 use qemu::qmp::Event;
 
@@ -18,7 +17,7 @@ pub(crate) const SOON: Duration = Duration::from_millis(10);
 pub(crate) struct Ticking {
     /// None once it must end.
     stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Joined,
 }
 
 impl Ticking {
@@ -49,21 +48,13 @@ impl Ticking {
             }
         };
         let thread = data_threads::spawn("sampler", run)?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        Ok(Self { stop: Some(stop), thread: thread.into() })
     }
 
     /// Ends the thread, and drops the function.
     pub(crate) fn stop(&mut self) {
         self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Ticking {
-    fn drop(&mut self) {
-        self.stop();
+        self.thread.join();
     }
 }
 
