@@ -8,6 +8,7 @@
 mod case;
 mod decide;
 mod destination_effects;
+pub(crate) mod either_side;
 pub(crate) mod inquiring;
 pub(crate) mod kept;
 mod restart;
@@ -16,7 +17,6 @@ mod thread;
 mod within;
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -45,7 +45,7 @@ use thread::{Request, Settler, is_about};
 /// For an answer to a peer that waits on its connection: less than the peer waits.
 ///
 /// A later answer is sent on a connection that this agent opens.
-const ANSWER_MAX: Duration = Duration::from_secs(4);
+pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(4);
 
 /// The most journals for one more VM to arrive: each is a file, and a thread until both hosts agree.
 const JOURNALS_MAX: usize = 2048;
@@ -344,11 +344,5 @@ impl Settlers {
             // A panic was logged by the thread.
             let _ = thread.join();
         }
-    }
-
-    /// The address of the other host's agent.
-    fn address(&self, opened: &Opened) -> Option<SocketAddr> {
-        let known = self.peers.named(&opened.peer);
-        known.map(|peer| peer.address).or_else(|| opened.peer_address.parse().ok())
     }
 }

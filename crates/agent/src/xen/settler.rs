@@ -9,20 +9,16 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use engine::{ArrivingDomain, DepartingDomain, XlPipes, domain_of};
 use parking_lot::Mutex;
 use switchover::journal::{Opened, Reopened, Side};
-use switchover::source::{By, Outcome, Phase};
-use switchover::{Found, Resolution, Wait, destination, source};
+use switchover::{Found, Resolution, destination, source};
 use wire::SwitchoverMessage;
 
 use super::case::Case;
 use super::settlers::DomainSettlers;
 use crate::denied::Denied;
 use crate::events::shortened;
+use crate::moves::recovery::either_side::{MESSAGES_MAX, PATIENCE_MAX, pause};
 use crate::moves::recovery::inquiring::inquire;
 
-/// Messages to send in a row, each in reply to an answer, before the thread waits again.
-const MESSAGES_MAX: usize = 8;
-/// How often the wait doubles while nothing changes: up to eight times as long.
-const PATIENCE_MAX: u32 = 3;
 /// xl's transport tries twice a second to hand over its pipes again.
 const PIPES_MAX: Duration = Duration::from_secs(15);
 /// The interval between retries while xl does not answer.
@@ -139,10 +135,11 @@ impl Settler {
 
     /// Sends all messages, and handles the answers.
     fn deliver(&self, case: &mut Case) {
+        let DomainSettlers { agent, security, peers, .. } = &*self.settlers;
         let mut messages = case.take_messages();
         for _ in 0..MESSAGES_MAX {
             let Some(message) = messages.pop_front() else { return };
-            match self.settlers.send(&self.opened, message) {
+            match inquire((agent, security), (peers, &self.opened), message) {
                 Ok(Some(answer)) => {
                     case.received(answer);
                     messages.extend(case.take_messages());
@@ -179,7 +176,7 @@ impl Settler {
         let found = self.ask(|| departing.found().map_err(|error| error.to_string())).ok()?;
         let driver = source::Driver::restart(kept, found, &mut departing);
         if departing.fate.is_none() {
-            departing.fate = decided_before(noted, found);
+            departing.fate = noted.decided(found);
         }
         Some(Case::Source(driver, departing))
     }
@@ -237,37 +234,5 @@ impl Settler {
                 Ok(_) | Err(RecvTimeoutError::Timeout) => {}
             }
         }
-    }
-}
-
-fn pause(wait: Wait, tries: u32) -> Duration {
-    let first = match wait {
-        Wait::Answer | Wait::Retry => Duration::from_secs(1),
-        Wait::Peer | Wait::Settled => Duration::from_secs(5),
-    };
-    first * (1 << tries)
-}
-
-/// A decision from before the restart of the agent, which may not have been noted elsewhere.
-fn decided_before(noted: source::Noted, found: Found) -> Option<Outcome> {
-    match (noted.phase, found) {
-        (Phase::Reclaimed(By::Operator) | Phase::RunsThereToo, Found::Missing | Found::Runs) => {
-            Some(Outcome::Stays { reason: "the operator took it back".into() })
-        }
-        (Phase::Dropped, Found::Missing) => Some(Outcome::Moved),
-        _ => None,
-    }
-}
-
-impl DomainSettlers {
-    /// Sends a message to the other side.
-    fn send(
-        &self,
-        opened: &Opened,
-        message: SwitchoverMessage,
-    ) -> Result<Option<SwitchoverMessage>, String> {
-        let remote = self.address(opened);
-        let remote = remote.ok_or_else(|| format!("where {} is, is not known", opened.peer))?;
-        inquire((&self.agent, &self.security), (&opened.peer, remote), message)
     }
 }

@@ -2,7 +2,6 @@
 //! agent on either side. Each has its own thread.
 
 use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
@@ -22,10 +21,9 @@ use super::settler::{Request, Settler};
 use crate::denied::Denied;
 use crate::events::Events;
 use crate::moves::history::History;
+use crate::moves::recovery::ANSWER_MAX;
 use crate::peers::Peers;
 
-/// For an answer to a peer that waits on its connection: less than the peer waits.
-const ANSWER_MAX: Duration = Duration::from_secs(4);
 /// xl resumes a domain, or destroys it.
 const RESOLVE_MAX: Duration = Duration::from_secs(120);
 /// A migration that has failed for xl ends here a moment later, and xl may be started again at
@@ -39,7 +37,7 @@ pub(crate) struct DomainSettlers {
     pub(super) history: Arc<History>,
     pub(super) agent: String,
     pub(super) security: Security,
-    peers: Peers,
+    pub(super) peers: Peers,
     /// The migrations that run now, whose engines have their journals.
     running: Mutex<HashSet<MigrationId>>,
     /// The UUIDs of their domains.
@@ -314,12 +312,6 @@ impl DomainSettlers {
             // A panic was logged by the thread.
             let _ = thread.join();
         }
-    }
-
-    /// The address of the other host's agent.
-    pub(super) fn address(&self, opened: &Opened) -> Option<SocketAddr> {
-        let known = self.peers.named(&opened.peer);
-        known.map(|peer| peer.address).or_else(|| opened.peer_address.parse().ok())
     }
 }
 

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Outcome;
+use crate::Found;
 use crate::journal::{Keeps, Opened, Side};
 use crate::reason::Reason;
 
@@ -98,6 +100,20 @@ impl Noted {
             }
             Record::Reclaimed { by, .. } => Self { phase: Phase::Reclaimed(*by), run },
             Record::Dropped => Self { phase: Phase::Dropped, run },
+        }
+    }
+
+    /// The VM's fate, if it was decided before a restart of the agent. That may not be noted
+    /// elsewhere.
+    #[must_use]
+    pub fn decided(self, found: Found) -> Option<Outcome> {
+        match (self.phase, found) {
+            (
+                Phase::Reclaimed(By::Operator) | Phase::RunsThereToo,
+                Found::Missing | Found::Runs,
+            ) => Some(Outcome::Stays { reason: "the operator took it back".into() }),
+            (Phase::Dropped, Found::Missing) => Some(Outcome::Moved),
+            _ => None,
         }
     }
 }

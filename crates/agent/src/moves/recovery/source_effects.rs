@@ -7,7 +7,7 @@ use qemu::machine::{self, Machine};
 use qemu::outgoing;
 use serde::Deserialize;
 use switchover::journal::Opened;
-use switchover::source::{By, Effects, Event, Noted, Outcome, Phase};
+use switchover::source::{Effects, Event, Noted, Outcome};
 use switchover::{Doubt, Envelope, Found, ToDestination};
 use wire::SwitchoverMessage;
 
@@ -45,15 +45,8 @@ impl SourceEffects {
 
     /// Carries out a decision from before the restart, if that was not done.
     pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
-        match (noted.phase, found) {
-            (
-                Phase::Reclaimed(By::Operator) | Phase::RunsThereToo,
-                Found::Missing | Found::Runs,
-            ) => {
-                self.done(Outcome::Stays { reason: "the operator took it back".into() });
-            }
-            (Phase::Dropped, Found::Missing) => self.done(Outcome::Moved),
-            _ => {}
+        if let Some(outcome) = noted.decided(found) {
+            self.done(outcome);
         }
     }
 

@@ -2,27 +2,22 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use std::time::Duration;
 
 use api::Happening;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use qemu::machine;
 use serde::Deserialize;
 use switchover::journal::{Opened, Side};
-use switchover::{Doubt, Resolution, Wait};
+use switchover::{Doubt, Resolution};
 use wire::SwitchoverMessage;
 
 use super::Settlers;
 use super::case::Case;
+use super::either_side::{MESSAGES_MAX, PATIENCE_MAX, pause};
 use super::inquiring::inquire;
 use crate::denied::Denied;
 use crate::events::shortened;
 use crate::vms::vm::Vm;
-
-/// Messages to send in a row, each in reply to an answer, before the thread waits again.
-const MESSAGES_MAX: usize = 8;
-/// How often the wait doubles while nothing changes: up to eight times as long.
-const PATIENCE_MAX: u32 = 3;
 
 /// A request to a switchover's thread.
 pub(super) enum Request {
@@ -67,7 +62,7 @@ impl Settler {
             if case.wait() != Some(wait) {
                 continue;
             }
-            match self.told.recv_timeout(self.pause(wait)) {
+            match self.told.recv_timeout(pause(wait, self.tries)) {
                 Ok(told) => {
                     self.tries = 0;
                     if let Request::Message(..) = &told {
@@ -89,14 +84,6 @@ impl Settler {
         self.settlers.close_desk(&self.opened, self.side);
         tracing::info!(peer = self.opened.peer, "settled");
         self.deliver(&mut case);
-    }
-
-    fn pause(&self, wait: Wait) -> Duration {
-        let first = match wait {
-            Wait::Answer | Wait::Retry => Duration::from_secs(1),
-            Wait::Peer | Wait::Settled => Duration::from_secs(5),
-        };
-        first * (1 << self.tries)
     }
 
     /// Whether this switchover is of the VM that has its name here, as far as that is known.
@@ -175,11 +162,8 @@ impl Settler {
         if self.opened.is_within_host() {
             return Ok(self.settlers.pass(message));
         }
-        let Some(remote) = self.settlers.address(&self.opened) else {
-            return Err(format!("where {} is, is not known", self.opened.peer));
-        };
-        let Settlers { security, agent, .. } = &*self.settlers;
-        inquire((agent, security), (&self.opened.peer, remote), message)
+        let Settlers { security, agent, peers, .. } = &*self.settlers;
+        inquire((agent, security), (peers, &self.opened), message)
     }
 }
 
