@@ -62,18 +62,15 @@ impl Trust {
 /// Verifies shown certificates again. A connection that resumes was verified when the first
 /// one was made, and time has passed since.
 pub(crate) trait Again {
+    /// The name in a certificate that is accepted.
+    fn check(
+        &self,
+        certificate: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<String, Error>;
+
     /// The name of the host, if its certificates are still valid.
-    fn verify_again(&self, shown: &[CertificateDer<'_>]) -> Result<String, Error>;
-}
-
-impl Again for Called {
-    fn verify_again(&self, shown: &[CertificateDer<'_>]) -> Result<String, Error> {
-        let (first, others) = shown.split_first().ok_or(Error::NoCertificatesPresented)?;
-        self.check(first, others, UnixTime::now())
-    }
-}
-
-impl Again for Calling {
     fn verify_again(&self, shown: &[CertificateDer<'_>]) -> Result<String, Error> {
         let (first, others) = shown.split_first().ok_or(Error::NoCertificatesPresented)?;
         self.check(first, others, UnixTime::now())
@@ -96,7 +93,7 @@ pub(crate) struct Called {
     pub(crate) name: String,
 }
 
-impl Called {
+impl Again for Called {
     fn check(
         &self,
         certificate: &CertificateDer<'_>,
@@ -170,7 +167,7 @@ pub(crate) struct Calling {
     pub(crate) chain: Arc<dyn ClientCertVerifier>,
 }
 
-impl Calling {
+impl Again for Calling {
     fn check(
         &self,
         certificate: &CertificateDer<'_>,

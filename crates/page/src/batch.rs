@@ -1,5 +1,6 @@
 //! A batch of pages: the unit of work, of hand-over and of locking.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::pool::Pool;
@@ -146,10 +147,8 @@ impl Batch {
 /// A batch's tables, borrowed while its buffer is read.
 #[derive(Debug)]
 pub struct PagesMut<'b> {
-    /// The block all pages of the batch belong to.
-    pub block: &'b mut BlockId,
-    /// The epoch they were sent in.
-    pub epoch: &'b mut Epoch,
+    block: &'b mut BlockId,
+    epoch: &'b mut Epoch,
     bodies: &'b mut Vec<Body>,
     fills: &'b mut Vec<Fill>,
 }
@@ -159,6 +158,18 @@ impl PagesMut<'_> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bodies.is_empty() && self.fills.is_empty()
+    }
+
+    /// Continues if the batch can take a page of this block and epoch: all of its pages are of one.
+    #[inline]
+    pub fn takes(&mut self, block: BlockId, epoch: Epoch) -> ControlFlow<()> {
+        if self.is_empty() {
+            (*self.block, *self.epoch) = (block, epoch);
+        }
+        match (*self.block, *self.epoch) == (block, epoch) {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        }
     }
 
     /// How many more bodies fit.

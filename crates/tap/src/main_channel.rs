@@ -331,27 +331,12 @@ struct InPlace<'b> {
     fill_pages: &'b mut u64,
 }
 
-impl InPlace<'_> {
-    /// Whether the batch can take a page of this block.
-    fn takes(&mut self, block: BlockId) -> ControlFlow<()> {
-        if self.pages.is_empty() {
-            *self.pages.block = block;
-            *self.pages.epoch = self.epoch;
-        }
-        if *self.pages.block == block && *self.pages.epoch == self.epoch {
-            ControlFlow::Continue(())
-        } else {
-            ControlFlow::Break(())
-        }
-    }
-}
-
 impl Sink for InPlace<'_> {
     fn body(&mut self, block: BlockId, page: PageIndex, at: usize) -> ControlFlow<()> {
         if self.pages.room() == 0 {
             return ControlFlow::Break(());
         }
-        self.takes(block)?;
+        self.pages.takes(block, self.epoch)?;
         self.pages.push_body(page, self.base + at);
         ControlFlow::Continue(())
     }
@@ -360,7 +345,7 @@ impl Sink for InPlace<'_> {
         if self.pages.fill_runs() >= FILL_RUNS_MAX {
             return ControlFlow::Break(());
         }
-        self.takes(block)?;
+        self.pages.takes(block, self.epoch)?;
         self.pages.push_fill(page, byte);
         *self.fill_pages += 1;
         ControlFlow::Continue(())

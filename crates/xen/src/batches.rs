@@ -5,7 +5,7 @@
 
 use std::ops::ControlFlow;
 
-use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, PagesMut, is_zero};
+use page::{Batch, Epoch, PAGE_BYTES, PageIndex, PagesMut, is_zero};
 
 use crate::{PageWord, Progress, Sink, Splitter, StreamError};
 
@@ -47,19 +47,6 @@ struct InPlace<'b, F> {
 }
 
 impl<F> InPlace<'_, F> {
-    /// Whether the batch can take a page of this block.
-    fn takes(&mut self, block: BlockId) -> ControlFlow<()> {
-        if self.pages.is_empty() {
-            *self.pages.block = block;
-            *self.pages.epoch = self.epoch;
-        }
-        if *self.pages.block == block && *self.pages.epoch == self.epoch {
-            ControlFlow::Continue(())
-        } else {
-            ControlFlow::Break(())
-        }
-    }
-
     fn body(&mut self, page: PageIndex, at: usize) -> ControlFlow<()> {
         if self.pages.room() == 0 {
             return ControlFlow::Break(());
@@ -91,7 +78,7 @@ impl<F: FnMut(&[u8])> Sink for InPlace<'_, F> {
     }
 
     fn page(&mut self, word: PageWord, at: Option<usize>) -> ControlFlow<()> {
-        self.takes(word.kind.block())?;
+        self.pages.takes(word.kind.block(), self.epoch)?;
         match at {
             Some(at) if !is_zero(&self.input[at..at + PAGE_BYTES]) => self.body(word.page, at),
             _ => self.fill(word.page),
@@ -101,7 +88,7 @@ impl<F: FnMut(&[u8])> Sink for InPlace<'_, F> {
 
 #[cfg(test)]
 mod tests {
-    use page::Pool;
+    use page::{BlockId, Pool};
 
     use super::*;
     use crate::fuzzing::{carry, stream};

@@ -196,18 +196,26 @@ impl Registry {
         }
         slot.next = Some(Next::default());
         drop(slots);
-        let (registry, share_domain) = (Arc::clone(self), vm.share_domain.clone());
-        Ok(Seat {
-            registry,
+        Ok(self.new_seat(name, (dir, home), &vm.share_domain))
+    }
+
+    fn new_seat(
+        self: &Arc<Self>,
+        name: String,
+        (dir, home): (PathBuf, PathBuf),
+        share_domain: &str,
+    ) -> Seat {
+        Seat {
+            registry: Arc::clone(self),
             name,
             dir,
             home,
-            share_domain,
+            share_domain: share_domain.to_owned(),
             vm: None,
             launched: Mutex::default(),
             kept: false,
             has_same_ram: false,
-        })
+        }
     }
 
     /// The seat of a next QEMU that an earlier run of the agent left; none if the VM has that QEMU
@@ -244,22 +252,10 @@ impl Registry {
             }
         };
         let home = recorded.dir().map_or_else(|| dir.clone(), Path::to_owned);
-        let (registry, share_domain) = (Arc::clone(self), domain.clone());
-        let name = name.to_owned();
-        if let Some(slot) = self.slots.lock().get_mut(&name) {
+        if let Some(slot) = self.slots.lock().get_mut(name) {
             slot.next = Some(Next::default());
         }
-        let mut seat = Seat {
-            registry,
-            name,
-            dir,
-            home,
-            share_domain,
-            vm: None,
-            launched: Mutex::default(),
-            kept: false,
-            has_same_ram: false,
-        };
+        let mut seat = self.new_seat(name.to_owned(), (dir, home), domain);
         seat.put(vm);
         Some(seat)
     }
