@@ -9,7 +9,6 @@ mod tap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use api::{DiskReport, MigrateRequest};
@@ -90,6 +89,8 @@ pub(crate) fn choose(
 
 /// The disks while they move.
 pub(crate) struct Disks {
+    _settling: Joined,
+    draining: Option<Joined>,
     reports: Arc<Mutex<Vec<DiskReport>>>,
     sources: Vec<Arc<DiskSource>>,
     pool: Arc<Pool>,
@@ -97,8 +98,6 @@ pub(crate) struct Disks {
     tap: DiskTap,
     mirrors: Arc<Mirrors>,
     watching: Watching,
-    settling: Option<JoinHandle<()>>,
-    draining: Option<JoinHandle<()>>,
     threads: Arc<DataThreads>,
 }
 
@@ -171,8 +170,9 @@ impl Disks {
         };
         let watching = Watching::start(watcher, guard());
         let watching = watching.map_err(no_thread)?;
-        let settling = Some(settling);
         Ok(Self {
+            _settling: settling.into(),
+            draining: None,
             reports,
             sources,
             pool,
@@ -180,8 +180,6 @@ impl Disks {
             tap,
             mirrors,
             watching,
-            settling,
-            draining: None,
             threads: Arc::clone(plan.threads),
         })
     }
@@ -218,7 +216,7 @@ impl Disks {
             let _ = notices.send(Notice::Disks(outcome.map_err(|error| error.to_string())));
         };
         let thread = data_threads::spawn("disk-drain", drain);
-        self.draining = Some(thread.map_err(no_thread)?);
+        self.draining = Some(thread.map_err(no_thread)?.into());
         Ok(())
     }
 
@@ -257,9 +255,6 @@ impl Drop for Disks {
         self.watching.stop();
         self.shut();
         self.tap.end();
-        for thread in [self.settling.take(), self.draining.take()].into_iter().flatten() {
-            let _ = thread.join();
-        }
     }
 }
 

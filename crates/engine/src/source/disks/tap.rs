@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
-use data_threads::DataThreads;
+use data_threads::{DataThreads, Joined};
 use disk::{DiskSource, serve};
 use nbd::server::{Export, negotiate};
 use parking_lot::Mutex;
@@ -23,7 +23,7 @@ const AGAIN_EVERY: Duration = Duration::from_millis(50);
 pub(crate) struct DiskTap {
     shared: Arc<Shared>,
     socket: Rendezvous,
-    accepting: Mutex<Option<JoinHandle<()>>>,
+    accepting: Mutex<Joined>,
 }
 
 struct Shared {
@@ -60,7 +60,7 @@ impl DiskTap {
             let shared = Arc::clone(&shared);
             move || accept(&shared, &listener)
         })?;
-        Ok(Self { shared, socket, accepting: Mutex::new(Some(accepting)) })
+        Ok(Self { shared, socket, accepting: Mutex::new(accepting.into()) })
     }
 
     /// The socket's path, for QEMU.
@@ -85,9 +85,7 @@ impl DiskTap {
     pub(crate) fn end(&self) {
         self.shut();
         let threads = std::mem::take(&mut self.shared.state.lock().threads);
-        if let Some(accepting) = self.accepting.lock().take() {
-            let _ = accepting.join();
-        }
+        self.accepting.lock().join();
         for thread in threads {
             let _ = thread.join();
         }
