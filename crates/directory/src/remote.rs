@@ -45,12 +45,6 @@ impl Halves {
     }
 }
 
-impl fmt::Debug for Halves {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Halves(..)")
-    }
-}
-
 /// A directory that is queried over a connection.
 ///
 /// The connection is made on the first call. When it breaks, all waiting callers get an error at

@@ -1,7 +1,7 @@
 //! The source's end of one disk: writes become batches.
 
 use std::error::Error;
-use std::fmt::{self, Debug};
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -251,16 +251,6 @@ impl DiskSource {
         batch.sequence = self.issued.next_sequence(&self.name)?;
         batch.notify(Arc::clone(&self.issued) as Arc<dyn BlockIssuer>);
         Ok(self.carry.submit(batch)?)
-    }
-}
-
-impl Debug for DiskSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DiskSource")
-            .field("disk", &self.disk)
-            .field("name", &self.name)
-            .field("bytes", &self.bytes)
-            .finish_non_exhaustive()
     }
 }
 

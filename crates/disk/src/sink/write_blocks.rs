@@ -38,15 +38,6 @@ pub struct SinkDisk {
     pub writer: Arc<dyn WriteBlocks>,
 }
 
-impl std::fmt::Debug for SinkDisk {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SinkDisk")
-            .field("name", &self.name)
-            .field("bytes", &self.bytes)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Why a write failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteFailure {
