@@ -5,14 +5,14 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crossbeam_channel::{RecvTimeoutError, after, select};
+use crossbeam_channel::{after, select};
 use managers::xen::MovingDomain;
 use page::Epoch;
+use switchover::MigrationId;
 use switchover::destination::{Driver, Event as Step};
 use switchover::journal::{Listed, Opened};
-use switchover::{MigrationId, Wait};
 use wire::carry::Carrying;
 use wire::{AuditOrder, Cost, ReceiveDomain, ToDestination, ToSource};
 use xen::handshake::Answer;
@@ -20,7 +20,6 @@ use xen::handshake::Answer;
 use super::audit::Auditing;
 use super::connect::{Connected, SILENCE, hex};
 use super::end::{End, ended};
-use super::switchover::{RETRY, WORD_MAX};
 use crate::caught::caught;
 use crate::destination::connections::Place;
 use crate::destination::domain::DomainWriter;
@@ -268,17 +267,9 @@ impl Connected<'_> {
 
     /// Follows the source until the switchover has ended on this side, or the connection is lost.
     fn settle_with_source(&self, driver: &mut Driver, arriving: &mut ArrivingDomain) {
-        while let Some(wait) = driver.machine().wait() {
-            let limit: Duration = if wait == Wait::Retry { RETRY } else { WORD_MAX };
-            let event = match self.receive_within(limit) {
-                Ok(Received::Message(ToDestination::Switchover { said })) => Step::Received(said),
-                Ok(Received::Disconnected(error)) => {
-                    Step::ConnectionLost { reason: error.to_string().into() }
-                }
-                Ok(_) => continue,
-                Err(RecvTimeoutError::Timeout) => Step::Timeout,
-                Err(RecvTimeoutError::Disconnected) => return,
-            };
+        while let Some(wait) = driver.machine().wait()
+            && let Some(event) = self.next_step(wait)
+        {
             self.step_domain(event, driver, arriving);
         }
     }

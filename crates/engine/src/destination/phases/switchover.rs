@@ -13,28 +13,36 @@ use crate::link::Received;
 
 /// The time limit for the source's next message, as long as there is a connection: the source first
 /// waits for QEMU's report of how its migration ended, or for QEMU's end.
-pub(super) const WORD_MAX: Duration = Duration::from_secs(5);
+const WORD_MAX: Duration = Duration::from_secs(5);
 /// The interval between retries after a failure.
-pub(super) const RETRY: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_secs(1);
 
 impl Connected<'_> {
     /// Follows the source until the switchover has ended on this side, or the connection is lost.
     pub(super) fn see_it_through(&self, driver: &mut Driver, keeper: &mut Keeper) {
         while let Some(wait) = driver.machine().wait() {
-            let limit = if wait == Wait::Retry { RETRY } else { WORD_MAX };
-            let event = match self.receive_within(limit) {
+            let event = match self.next_step(wait) {
+                Some(Step::Timeout) if !keeper.machine().process.is_alive() => Step::QemuExited,
+                Some(event) => event,
+                None => return,
+            };
+            driver.step(event, keeper);
+        }
+    }
+
+    /// The next event of the switchover; none without a connection.
+    pub(super) fn next_step(&self, wait: Wait) -> Option<Step> {
+        let limit = if wait == Wait::Retry { RETRY } else { WORD_MAX };
+        loop {
+            return Some(match self.receive_within(limit) {
                 Ok(Received::Message(ToDestination::Switchover { said })) => Step::Received(said),
                 Ok(Received::Disconnected(error)) => {
                     Step::ConnectionLost { reason: error.to_string().into() }
                 }
                 Ok(_) => continue,
-                Err(RecvTimeoutError::Timeout) if keeper.machine().process.is_alive() => {
-                    Step::Timeout
-                }
-                Err(RecvTimeoutError::Timeout) => Step::QemuExited,
-                Err(RecvTimeoutError::Disconnected) => return,
-            };
-            driver.step(event, keeper);
+                Err(RecvTimeoutError::Timeout) => Step::Timeout,
+                Err(RecvTimeoutError::Disconnected) => return None,
+            });
         }
     }
 }
