@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn each_channel_gets_as_many_syncs_as_there_are_sections() {
         let (ours, theirs): (Vec<_>, Vec<_>) = (0..3).map(|_| UnixStream::pair().unwrap()).unzip();
-        let mut channels = Channels { sockets: ours, syncs: None, thread: None };
+        let mut channels = Channels { _writing: None, sockets: ours, syncs: None };
         channels.start_syncs().ok().unwrap();
         // More than a socket holds: counting sections must not block.
         for _ in 0..5000 {
