@@ -205,7 +205,9 @@ impl JournalDir {
         Ok(Reopened { journal, records, torn, same_boot })
     }
 
-    pub(crate) fn path(&self, migration: &MigrationId, side: Side) -> PathBuf {
+    /// The file of a migration's journal.
+    #[must_use]
+    pub fn path(&self, migration: &MigrationId, side: Side) -> PathBuf {
         self.dir.join(format!("{migration}.{}", side.extension()))
     }
 

@@ -90,7 +90,14 @@ impl Settlers {
     }
 
     fn to_former(&self, vm: &str, sides: &Sides) -> Result<(), Denied> {
-        let Some((opened, source)) = &sides.source else { return Err(not_in_doubt(vm)) };
+        let Some((opened, source)) = &sides.source else {
+            return Err(match &sides.destination {
+                Some((opened, _)) if self.journals.keeps(&opened.migration, Side::Source) => {
+                    self.former_unreadable(vm, opened)
+                }
+                _ => not_in_doubt(vm),
+            });
+        };
         // Before anything is ended.
         let former = machine::Record::deserialize(&opened.qemu);
         if opened.handed_over
@@ -125,6 +132,12 @@ impl Settlers {
 
     fn to_next(&self, vm: &str, sides: &Sides) -> Result<(), Denied> {
         match (&sides.source, &sides.destination) {
+            // The former one is not ended for one that may never run the VM.
+            (Some((opened, _)), None)
+                if self.journals.keeps(&opened.migration, Side::Destination) =>
+            {
+                return Err(self.next_unreadable(vm, opened));
+            }
             (Some((_, source)), _) => ask(source, vm, Resolution::There)?,
             (None, Some((opened, _))) if self.may_live_besides(opened)? => {
                 return Err(Denied::Conflict(format!(
@@ -134,13 +147,40 @@ impl Settlers {
             }
             (None, _) => {}
         }
-        match &sides.destination {
-            // It runs the VM already, where the former one has ordered it to.
-            Some((_, destination)) if takes(destination, Resolution::Here) => {
-                ask(destination, vm, Resolution::Here)
-            }
-            _ => Ok(()),
+        let Some((opened, destination)) = &sides.destination else { return Ok(()) };
+        if takes(destination, Resolution::Here) {
+            // Otherwise it runs the VM already, where the former one has ordered it to.
+            ask(destination, vm, Resolution::Here)?;
         }
+        // The next one runs the VM, and yet nothing frees it.
+        if sides.source.is_none() && self.journals.keeps(&opened.migration, Side::Source) {
+            return Err(self.former_unreadable(vm, opened));
+        }
+        Ok(())
+    }
+
+    /// The former QEMU has a journal, and no thread that follows it. `opened` is of either side.
+    fn former_unreadable(&self, vm: &str, opened: &Opened) -> Denied {
+        let file = self.journals.path(&opened.migration, Side::Source);
+        Denied::Conflict(format!(
+            "{vm} stays in doubt: the journal of its former QEMU, {}, can't be read. Check which \
+             of the two QEMUs runs {vm} (`pgrep -af qemu`). If neither does: end the former one's \
+             process, and `droveway resolve {vm} --there` has the next one run it. When one runs \
+             it and the other has ended, rename that file and restart the agent",
+            file.display()
+        ))
+    }
+
+    /// The same of the next one.
+    fn next_unreadable(&self, vm: &str, opened: &Opened) -> Denied {
+        let file = self.journals.path(&opened.migration, Side::Destination);
+        Denied::Conflict(format!(
+            "{vm} stays in doubt: the journal of its next QEMU, {}, can't be read, so the former \
+             one is not ended. If the next one doesn't run {vm} (`pgrep -af qemu`): end its \
+             process, and `droveway resolve {vm} --here` has the former one continue. If it does: \
+             end the former one's process, and rename that file once the guest was shut down",
+            file.display()
+        ))
     }
 
     /// Whether another QEMU of the VM may live than the one of this journal.

@@ -233,8 +233,57 @@ fn a_side_without_a_journal_that_can_be_read_is_waited_for() {
     let there = ResolveRequest { side: ResolveSide::There, certain: true };
     let refused = settlers.decide("web1", there).unwrap_err().to_string();
     assert!(refused.contains("the former QEMU of web1 lives"), "{refused}");
+    let here = ResolveRequest { side: ResolveSide::Here, certain: true };
+    let refused = settlers.decide("web1", here).unwrap_err().to_string();
+    assert!(refused.contains("the journal of its former QEMU"), "{refused}");
     settlers.close();
     assert!(left.registry.is_unsettled("web1"));
     left.registry.vm("web1").unwrap().machine().unwrap().quit().unwrap();
     left.registry.next("web1").unwrap().machine().unwrap().quit().unwrap();
+}
+
+/// The next one can run the VM, and the journal of the former one keeps it in doubt.
+#[test]
+fn a_vm_whose_former_qemu_has_no_readable_journal_is_not_called_resolved() {
+    let dir = TestDir::new();
+    let left = Left::new(&dir);
+    left.note(&[], &[destination::Record::Loaded]);
+    let file = left.journals.path(&left.migration, Side::Source);
+    std::fs::write(&file, "damaged").unwrap();
+    stop_former(&left);
+    let settlers = settlers(&left.registry, &left.journals);
+    settlers.take_up(left.journals.contents().unwrap());
+    let there = ResolveRequest { side: ResolveSide::There, certain: true };
+    for _ in 0..2 {
+        let refused = settlers.decide("web1", there).unwrap_err().to_string();
+        assert!(refused.contains("web1 stays in doubt"), "{refused}");
+        assert!(refused.contains(&*file.to_string_lossy()), "{refused}");
+        assert!(Left::is_alive(&left.next));
+        assert_eq!(left.has(), left.next.pid());
+    }
+    settlers.close();
+    assert!(left.registry.is_unsettled("web1"));
+    // As the message has it.
+    std::fs::rename(&file, dir.path().join("damaged")).unwrap();
+    assert!(left.settle(None));
+    assert_eq!(left.has(), left.next.pid());
+    stop(&left.registry);
+}
+
+/// The former one may be the only one that can have the VM.
+#[test]
+fn the_former_qemu_is_not_ended_for_a_next_one_without_a_readable_journal() {
+    let dir = TestDir::new();
+    let left = Left::new(&dir);
+    let settlers = settlers(&left.registry, &left.journals);
+    let (tell, told) = unbounded();
+    let desk = Desk { opened: left.opened(&left.former), tell, thread: None };
+    settlers.desks.lock().insert((left.migration.clone(), Side::Source), desk);
+    std::fs::write(left.journals.path(&left.migration, Side::Destination), "damaged").unwrap();
+    let there = ResolveRequest { side: ResolveSide::There, certain: true };
+    let refused = settlers.decide("web1", there).unwrap_err().to_string();
+    assert!(refused.contains("the journal of its next QEMU"), "{refused}");
+    assert!(told.is_empty(), "the thread of the former one was asked");
+    stop_former(&left);
+    machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
 }
