@@ -58,6 +58,8 @@ pub enum ErrorCode {
     VmInDoubt,
     /// It is already decided which host the VM belongs to.
     VmNotInDoubt,
+    /// The agent can't tell whether it is decided which host the VM belongs to.
+    DoubtUnknown,
     /// The agent's record of the VM can't be read.
     VmUnreadable,
     /// The VM's QEMU has ended.
@@ -114,6 +116,7 @@ impl ErrorCode {
             | Self::VmBusy
             | Self::VmInDoubt
             | Self::VmNotInDoubt
+            | Self::DoubtUnknown
             | Self::VmUnreadable
             | Self::VmDead
             | Self::MigrationRunning

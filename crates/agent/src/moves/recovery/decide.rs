@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use api::{ErrorCode, ResolveRequest, ResolveSide, VmSummary};
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use switchover::Resolution;
 
 use super::Settlers;
@@ -86,7 +86,11 @@ impl Settlers {
             let theirs = desks.values().filter(|desk| desk.is_of(vm, known.as_deref()));
             theirs.map(|desk| desk.tell.clone()).collect()
         };
-        let mut denied = not_in_doubt(vm);
+        // Where something holds the VM, and no thread follows its journal.
+        let mut denied = match self.registry.is_unsettled(vm) {
+            true => cannot_tell(vm),
+            false => not_in_doubt(vm),
+        };
         for tell in desks {
             match ask(&tell, vm, resolution) {
                 Ok(()) => return Ok(()),
@@ -101,13 +105,30 @@ impl Settlers {
 pub(super) fn ask(tell: &Sender<Request>, vm: &str, resolution: Resolution) -> Result<(), Denied> {
     let (reply, done) = bounded(1);
     if tell.send(Request::Resolve(resolution, reply)).is_err() {
-        return Err(not_in_doubt(vm));
+        return Err(cannot_tell(vm));
     }
-    let not_yet = || Denied::Local(format!("{vm}: not settled yet; check again soon"));
-    done.recv_timeout(RESOLVE_MAX).unwrap_or_else(|_| Err(not_yet()))
+    match done.recv_timeout(RESOLVE_MAX) {
+        Ok(decided) => decided,
+        Err(RecvTimeoutError::Timeout) => {
+            Err(Denied::Local(format!("{vm}: not settled yet; check again soon")))
+        }
+        // It waits for a QEMU that doesn't answer, or has failed.
+        Err(RecvTimeoutError::Disconnected) => Err(cannot_tell(vm)),
+    }
 }
 
 pub(super) fn not_in_doubt(vm: &str) -> Denied {
     let text = format!("{vm} is not in doubt: there is nothing to decide");
     Denied::Coded(ErrorCode::VmNotInDoubt, text)
+}
+
+/// The thread of the switchover is missing, or doesn't answer: that proves nothing.
+pub(super) fn cannot_tell(vm: &str) -> Denied {
+    let text = format!(
+        "whether {vm} is in doubt is not known: the agent could not read a journal of its \
+         migration, or waits for its QEMU, and decides nothing until then. `droveway show {vm}` \
+         and the agent's log show why. Repeat this in a moment; if that changes nothing, restart \
+         the agent, which reads all journals again"
+    );
+    Denied::Coded(ErrorCode::DoubtUnknown, text)
 }

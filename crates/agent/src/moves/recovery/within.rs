@@ -10,7 +10,7 @@ use switchover::journal::{Opened, Side};
 use switchover::{MigrationId, Resolution};
 use wire::SwitchoverMessage;
 
-use super::decide::{ask, not_in_doubt};
+use super::decide::{ask, cannot_tell, not_in_doubt};
 use super::thread::Request;
 use super::{ANSWER_MAX, Desk, Settlers};
 use crate::denied::Denied;
@@ -109,8 +109,10 @@ impl Settlers {
                  one can have {vm}"
             )));
         }
-        if !takes(source, Resolution::Here) {
-            return Err(not_in_doubt(vm));
+        match takes(source, Resolution::Here) {
+            Some(true) => {}
+            Some(false) => return Err(not_in_doubt(vm)),
+            None => return Err(cannot_tell(vm)),
         }
         if let Some((_, destination)) = &sides.destination {
             // One that refuses has ended already, or has the VM: what counts is what lives.
@@ -125,8 +127,9 @@ impl Settlers {
         // What the other side has sent since may have decided it already.
         let taken = ask(source, vm, Resolution::Here);
         taken.or_else(|denied| match takes(source, Resolution::Here) {
-            true => Err(denied),
-            false => Ok(()),
+            Some(false) => Ok(()),
+            None if !self.has_desk(opened, Side::Source) => Ok(()),
+            Some(true) | None => Err(denied),
         })
     }
 
@@ -148,9 +151,13 @@ impl Settlers {
             (None, _) => {}
         }
         let Some((opened, destination)) = &sides.destination else { return Ok(()) };
-        if takes(destination, Resolution::Here) {
-            // Otherwise it runs the VM already, where the former one has ordered it to.
-            ask(destination, vm, Resolution::Here)?;
+        match takes(destination, Resolution::Here) {
+            Some(true) => ask(destination, vm, Resolution::Here)?,
+            // It runs the VM already, where the former one has ordered it to.
+            Some(false) => {}
+            // It is settled.
+            None if !self.has_desk(opened, Side::Destination) => {}
+            None => return Err(cannot_tell(vm)),
         }
         // The next one runs the VM, and yet nothing frees it.
         if sides.source.is_none() && self.journals.keeps(&opened.migration, Side::Source) {
@@ -183,6 +190,11 @@ impl Settlers {
         ))
     }
 
+    /// Whether that side of the switchover is not settled.
+    fn has_desk(&self, opened: &Opened, side: Side) -> bool {
+        self.desks.lock().contains_key(&(opened.migration.clone(), side))
+    }
+
     /// Whether another QEMU of the VM may live than the one of this journal.
     fn may_live_besides(&self, opened: &Opened) -> Result<bool, Denied> {
         let recorded = machine::Record::deserialize(&opened.qemu);
@@ -192,9 +204,9 @@ impl Settlers {
     }
 }
 
-/// Whether the decision would change anything at that side; false if it doesn't answer.
-fn takes(tell: &Sender<Request>, resolution: Resolution) -> bool {
+/// Whether the decision would change anything at that side; none if it doesn't answer.
+fn takes(tell: &Sender<Request>, resolution: Resolution) -> Option<bool> {
     let (reply, answer) = bounded(1);
-    let sent = tell.send(Request::Takes(resolution, reply));
-    sent.is_ok() && answer.recv_timeout(ANSWER_MAX).unwrap_or(false)
+    tell.send(Request::Takes(resolution, reply)).ok()?;
+    answer.recv_timeout(ANSWER_MAX).ok()
 }

@@ -203,6 +203,31 @@ fn the_next_qemu_is_not_ended_for_a_former_one_that_has_ended() {
     machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
 }
 
+/// A thread that a fault has ended, or that waits for its QEMU, says nothing about the VM.
+#[test]
+fn a_missing_thread_is_no_proof_that_nothing_is_in_doubt() {
+    let dir = TestDir::new();
+    let left = Left::new(&dir);
+    let settlers = settlers(&left.registry, &left.journals);
+    let decide = |side| {
+        let denied = settlers.decide("web1", ResolveRequest { side, certain: true }).unwrap_err();
+        assert_eq!(denied.code(), ErrorCode::DoubtUnknown, "{denied}");
+    };
+    // None could be started.
+    decide(ResolveSide::Here);
+    decide(ResolveSide::There);
+    for (side, qemu) in [(Side::Source, &left.former), (Side::Destination, &left.next)] {
+        let (tell, _) = unbounded();
+        let desk = Desk { opened: left.opened(qemu), tell, thread: None };
+        settlers.desks.lock().insert((left.migration.clone(), side), desk);
+    }
+    decide(ResolveSide::Here);
+    decide(ResolveSide::There);
+    assert!(Left::is_alive(&left.former) && Left::is_alive(&left.next));
+    stop_former(&left);
+    machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
+}
+
 /// The next one ended when it may have run the VM: only the operator knows what is left of it.
 #[test]
 fn the_operator_gives_a_vm_back_to_its_former_qemu() {
