@@ -201,6 +201,7 @@ impl Examiner {
             exposed: self.passwords.iter().filter_map(Password::exposure).collect(),
             programs: programs.into_iter().map(|one| self.program(one)).collect(),
             vms,
+            left_over: self.registry.left_over(),
             environment: environment::own(),
             taps: taps.iter().take(TAPS_MAX).map(|tap| (tap.clone(), sight::tap(tap))).collect(),
         }

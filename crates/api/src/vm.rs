@@ -187,6 +187,9 @@ pub struct VmSummary {
     /// What is wrong with it; for a dead VM the end of QEMU's log.
     #[serde(default)]
     pub problem: Option<String>,
+    /// A QEMU that an upgrade of it left, and what to do; none if there is none.
+    #[serde(default)]
+    pub left_over: Option<String>,
     /// Its sharing domain; empty is the cluster's default domain.
     #[serde(default)]
     pub share_domain: String,

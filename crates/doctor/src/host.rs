@@ -6,7 +6,7 @@ use api::{Finding, Severity};
 
 use crate::{Findings, size};
 use facts::host::{Carries, Facts, Kvm, Nic, VmFacts};
-use programs::{moved_by_earlier_agents, programs, replaced_programs};
+use programs::{left_over, moved_by_earlier_agents, programs, replaced_programs};
 
 /// Room for a few reports and logs; with less, writing VMs' records may fail.
 const STATE_FREE_MIN: u64 = 64 << 20;
@@ -52,6 +52,7 @@ pub(crate) fn of_destination(facts: &Facts, coming: &[VmFacts]) -> Vec<Finding> 
     programs(facts, coming, &mut findings);
     replaced_programs(facts, &mut findings);
     moved_by_earlier_agents(facts, &mut findings);
+    left_over(facts, &mut findings);
     kvm(facts, &mut findings);
     user(facts, &mut findings);
     reach(facts, &mut findings);
@@ -523,7 +524,7 @@ mod tests {
     #[test]
     fn every_problem_is_reported() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 37] = [
+        let table: [(Change, Severity, &str); 38] = [
             (
                 |f| f.vms[0].blockers = vec!["non-migratable device: x/nvme".to_owned()],
                 Severity::Warning,
@@ -557,6 +558,11 @@ mod tests {
                 |f| f.vms[0].may_crash_at_reset = true,
                 Severity::Warning,
                 "web1: an earlier Droveway moved it here",
+            ),
+            (
+                |f| f.left_over = vec!["An upgrade of web1 left a QEMU".to_owned()],
+                Severity::Warning,
+                "An upgrade of web1 left a QEMU.",
             ),
             (
                 |f| {

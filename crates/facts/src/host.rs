@@ -49,6 +49,8 @@ pub struct Facts {
     pub programs: Vec<Program>,
     /// The VMs here.
     pub vms: Vec<VmFacts>,
+    /// QEMUs that upgrades of VMs left, with what to do about each.
+    pub left_over: Vec<String>,
     /// Names of variables in the environment of QEMUs that the agent starts, of those that decide
     /// which code QEMU loads.
     pub environment: Vec<String>,

@@ -65,6 +65,8 @@ struct Known {
     unreadable: Option<String>,
     /// Why its record does not yet say that it is here.
     unnoted: Option<String>,
+    /// A QEMU that an upgrade left, and what to do.
+    left_over: Option<String>,
 }
 
 impl Known {
@@ -79,6 +81,7 @@ impl Known {
             doubt: None,
             unreadable: None,
             unnoted: None,
+            left_over: None,
         }
     }
 
@@ -262,6 +265,16 @@ impl Vm {
     /// Notes why it doesn't run, until it does.
     pub(crate) fn stopped_by(&self, why: String) {
         self.known.lock().stopped_by = Some(why);
+    }
+
+    /// Sets what the operator has to know of a QEMU that an upgrade left, if there is one.
+    pub(crate) fn note_left_over(&self, left_over: Option<String>) {
+        self.known.lock().left_over = left_over;
+    }
+
+    /// What the operator has to know of such a QEMU.
+    pub(crate) fn left_over(&self) -> Option<String> {
+        self.known.lock().left_over.clone()
     }
 
     /// Sets what the operator has to know of its last switchover, if anything.

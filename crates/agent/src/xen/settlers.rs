@@ -328,6 +328,7 @@ fn summary(name: &str, problem: String) -> VmSummary {
         attached: false,
         migration: None,
         problem: Some(problem),
+        left_over: None,
         share_domain: String::new(),
         content: None,
         helper: None,

@@ -29,10 +29,8 @@ pub(crate) async fn run(client: &Client, args: &ListArgs) -> Result<ExitCode, Pr
         print_json(&vms)?;
     } else {
         print(format_args!("{}", table(&vms)))?;
-        for vm in vms.iter().filter(|vm| is_undecided(vm)) {
-            if let Some(problem) = &vm.problem {
-                print_line(format_args!("\n{}", problem.trim_end()))?;
-            }
+        for text in vms.iter().flat_map(to_decide) {
+            print_line(format_args!("\n{}", text.trim_end()))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -73,9 +71,10 @@ fn migrations_table(migrations: &[api::Progress]) -> String {
     aligned(&rows)
 }
 
-/// Whether the operator may have to make a decision.
-fn is_undecided(vm: &api::VmSummary) -> bool {
-    matches!(vm.status, api::VmStatus::InDoubt | api::VmStatus::Unreadable)
+/// What the operator may have to decide.
+fn to_decide(vm: &api::VmSummary) -> impl Iterator<Item = &String> {
+    let is_undecided = matches!(vm.status, api::VmStatus::InDoubt | api::VmStatus::Unreadable);
+    vm.problem.iter().filter(move |_| is_undecided).chain(&vm.left_over)
 }
 
 fn table(vms: &[api::VmSummary]) -> String {
@@ -145,7 +144,12 @@ mod tests {
 
     #[test]
     fn vms_that_need_a_decision_are_recognized() {
-        let unreadable = api::VmSummary { status: api::VmStatus::Unreadable, ..example("web1") };
-        assert!(is_undecided(&unreadable) && !is_undecided(&example("web1")));
+        let problem = || Some("its disk is full".to_owned());
+        let status = api::VmStatus::Unreadable;
+        let unreadable = api::VmSummary { status, problem: problem(), ..example("web1") };
+        assert_eq!(to_decide(&unreadable).collect::<Vec<_>>(), ["its disk is full"]);
+        let left_over = Some("an upgrade left a QEMU".to_owned());
+        let upgraded = api::VmSummary { problem: problem(), left_over, ..example("web1") };
+        assert_eq!(to_decide(&upgraded).collect::<Vec<_>>(), ["an upgrade left a QEMU"]);
     }
 }

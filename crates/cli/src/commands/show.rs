@@ -72,9 +72,9 @@ fn details(vm: &api::VmSummary) -> String {
         rows.push(["Command".to_owned(), words.join(" ")]);
     }
     let mut out = aligned(&rows);
-    if let Some(problem) = &vm.problem {
+    for text in vm.problem.iter().chain(&vm.left_over) {
         out.push('\n');
-        out.push_str(problem.trim_end());
+        out.push_str(text.trim_end());
         out.push('\n');
     }
     out

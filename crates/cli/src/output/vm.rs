@@ -25,6 +25,7 @@ pub(crate) fn example(name: &str) -> VmSummary {
         attached: false,
         migration: None,
         problem: None,
+        left_over: None,
         share_domain: String::new(),
         content: None,
         helper: None,

@@ -121,6 +121,13 @@ pub(super) fn moved_by_earlier_agents(facts: &Facts, findings: &mut Findings) {
     }
 }
 
+/// QEMUs next to those of VMs. Each text has what to do.
+pub(super) fn left_over(facts: &Facts, findings: &mut Findings) {
+    for left in &facts.left_over {
+        findings.warning("qemu", format!("{left}."), "");
+    }
+}
+
 fn is_of(vm: &VmFacts, program: &Program) -> bool {
     vm.program == program.name && vm.accelerator == program.accelerator
 }

@@ -129,6 +129,7 @@ impl Registry {
         }
         let bytes = machine.qmp.ram_bytes().map_err(|error| Denied::Qemu(error.to_string()))?;
         let vm = Vm::new(&old.name, old.dir.clone(), machine, bytes).within(share_domain);
+        vm.note_left_over(old.left_over());
         record::set_aside(&vm.dir)
             .and_then(|()| vm.save_here())
             .map_err(|error| Denied::Local(format!("{}: {error}", vm.dir.display())))?;

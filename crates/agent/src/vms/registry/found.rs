@@ -73,7 +73,14 @@ pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
 }
 
 fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
-    let is_next_held = next::look(name, &dir, held);
+    let next = next::look(name, &dir, held);
+    let found = by_record(name, dir, held, next.is_held)?;
+    found.vm.note_left_over(next.left_over);
+    Some(found)
+}
+
+/// With `is_next_held`, a journal decides about its next QEMU.
+fn by_record(name: &str, dir: PathBuf, held: &Held, is_next_held: bool) -> Option<Found> {
     let record = match Record::read(&dir) {
         Ok(record) => record,
         Err(RecordError::Missing(_)) if record::is_blank(&dir) && !held.names(name) => {

@@ -1,4 +1,4 @@
-//! The VMs whose QEMU lives.
+//! The VMs whose QEMU lives, and QEMUs that have none.
 
 use std::sync::Arc;
 
@@ -25,5 +25,11 @@ impl Registry {
             Some(Living { name, ram_bytes, machine: vm.machine()? })
         });
         living.collect()
+    }
+
+    /// What the operator has to know of QEMUs that upgrades left: one text for each.
+    pub(crate) fn left_over(&self) -> Vec<String> {
+        let slots = self.slots.lock();
+        slots.values().filter_map(|slot| slot.vm.as_ref()?.left_over()).collect()
     }
 }

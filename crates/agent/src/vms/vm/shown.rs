@@ -70,6 +70,7 @@ impl Vm {
             attached,
             migration,
             problem,
+            left_over: known.left_over.clone(),
             share_domain: self.share_domain.clone(),
             content: None,
             helper: None,

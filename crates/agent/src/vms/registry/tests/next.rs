@@ -57,7 +57,8 @@ fn one_that_never_had_the_vm_is_ended() {
         let left = Left::new(standing, true);
         let registry = open(left.dir.path());
         assert!(is_alive(left.former) && !is_alive(left.pid()), "{standing:?}");
-        assert_eq!(registry.show("web1").unwrap().pid, left.former);
+        let shown = registry.show("web1").unwrap();
+        assert_eq!((shown.pid, shown.left_over), (left.former, None));
         assert!(!may_have_next(&left.vm) && !left.vm.join("2").exists());
         registry.stop("web1", FORCE).unwrap();
     }
@@ -72,6 +73,10 @@ fn one_that_may_have_it_is_left_alone_and_no_other_one_is_started() {
     let vm = registry.vm("web1").unwrap();
     let refused = registry.seat(&vm, &vm.machine().unwrap()).err().unwrap().to_string();
     assert!(refused.contains("an earlier upgrade of web1 may have left"), "{refused}");
+    let shown = registry.show("web1").unwrap().left_over.unwrap();
+    assert!(shown.contains(&format!("left a QEMU (process {})", left.pid())), "{shown}");
+    assert!(shown.contains("2/qmp` adopts it"), "{shown}");
+    assert_eq!(registry.left_over(), [shown]);
     assert!(left.vm.join("2/qmp").exists() && is_alive(left.pid()));
     machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
     registry.stop("web1", FORCE).unwrap();
