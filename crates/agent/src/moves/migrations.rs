@@ -232,7 +232,7 @@ impl Migrations {
         let yields = |floor: &CpuFloor| *floor != CpuFloor::ALL;
         let requested = request.bounds.cpu_floor;
         if request.disks.is_none() {
-            return Ok(requested.or(Some(self.local.cpu_floor)).filter(yields));
+            return Ok(self.floor_for(requested));
         }
         // A guest waits for its disks while it runs, and not only when it has stopped.
         requested.filter(yields).map_or(Ok(None), |floor| {
@@ -241,6 +241,12 @@ impl Migrations {
                  wait for the threads that copy them"
             )))
         })
+    }
+
+    /// The CPU floor of a migration without disks that requests this one.
+    pub(crate) fn floor_for(&self, requested: Option<CpuFloor>) -> Option<CpuFloor> {
+        let floor = requested.unwrap_or(self.local.cpu_floor);
+        Some(floor).filter(|floor| *floor != CpuFloor::ALL)
     }
 
     fn unused_id(&self, table: &Table) -> Result<String, Denied> {

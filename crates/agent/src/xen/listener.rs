@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use api::{Audit, DomainEvent, SendDomain};
+use api::{Audit, Bounds, DomainEvent, SendDomain};
 use data_threads::Joined;
 use engine::{Local, OfferedDomain, XlPipes};
 use parking_lot::Mutex;
@@ -162,7 +162,9 @@ impl Shared {
             return offered.pipes().ended(false, &text);
         };
         let listed = (id.as_str(), domain.as_str(), order.to.as_str());
-        self.migrations.carry(listed, order.bounds.clone(), What::Migration, |watch| {
+        let cpu_floor = self.migrations.floor_for(order.bounds.cpu_floor);
+        let bounds = Bounds { cpu_floor, ..order.bounds.clone() };
+        self.migrations.carry(listed, bounds, What::Migration, |watch| {
             // Also after a fault it ends in here, before xl's pipes are handed over again.
             let registered = running;
             let began = |pipes: &XlPipes, switchover: &str| {

@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use agent::config::API_DEFAULT;
 use api::{
-    Audit, BitRate, Bounds, Compress, Cpus, DomainEvent, Priority, SendDomain, domain_socket,
+    Audit, BitRate, Bounds, Compress, CpuFloor, Cpus, DomainEvent, Priority, SendDomain,
+    domain_socket,
 };
 use clap::Args as ClapArgs;
 use client::Problem;
@@ -61,6 +62,11 @@ pub(crate) struct XenSendArgs {
     /// The scheduling priority of its data threads [default: low]
     #[arg(long, value_parser = one_of::<Priority>(words::PRIORITY))]
     priority: Option<Priority>,
+    /// The percentage of the CPU time that its data threads need which they get among other
+    /// threads, until xl sends pages again; beyond it they run on idle CPUs only. 100: always among
+    /// others [default: the agent's --cpu-floor]
+    #[arg(long, value_name = "PERCENT")]
+    cpu_floor: Option<CpuFloor>,
     /// The CPUs that its data threads run on, at both hosts, such as 0-3,8
     #[arg(long, value_name = "LIST")]
     cpus: Option<Cpus>,
@@ -84,6 +90,7 @@ impl XenSendArgs {
                 limit_bits_per_s: self.limit,
                 reserve_bits_per_s: self.reserve,
                 priority: self.priority.unwrap_or_default(),
+                cpu_floor: self.cpu_floor,
                 cpus: self.cpus,
                 ..Bounds::default()
             },

@@ -23,6 +23,10 @@ pub(crate) enum Notice {
     /// The VM does not converge, even fully throttled.
     Stalled(String),
 
+    // Of domains of Xen.
+    /// xl sends pages again: it may have suspended the domain.
+    LaterPassBegins,
+
     // Of carried migrations.
     /// From here on the stream is passed through unchanged, for this reason.
     SplitEnds(String),
@@ -30,6 +34,6 @@ pub(crate) enum Notice {
     RamOver,
     /// A page arrived after that.
     PageAfterRam,
-    /// QEMU has closed its connections, or its stream can't be read.
+    /// QEMU, or xl, has closed its connections, or its stream can't be read.
     Ended(Result<(), MigrationError>),
 }

@@ -188,6 +188,9 @@ fn a_cpu_floor_is_that_of_the_request_or_the_agent_and_never_with_disks() {
     assert_eq!(floor(Some(100), Some("all")), Ok(None));
     let error = floor(Some(20), Some("all")).unwrap_err().to_string();
     assert!(error.contains("while disks move"), "{error}");
+    // A domain of Xen has that of the agent too.
+    assert_eq!(migrations.floor_for(None).map(u8::from), Some(50));
+    assert_eq!(migrations.floor_for(Some(api::CpuFloor::ALL)), None);
 }
 
 #[test]

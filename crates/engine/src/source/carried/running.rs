@@ -160,8 +160,12 @@ impl Running<'_> {
             Notice::Placed(placed) => self.placed(placed)?,
             Notice::PageAfterRam => return Err(MigrationError::PageAfterRam),
             Notice::Panicked(thread) => return Err(MigrationError::Panicked { thread }),
-            // Ended is awaited above, and the others concern the agent's own migrations.
-            Notice::Ended(_) | Notice::DisksReady | Notice::Disks(_) | Notice::Stalled(_) => {}
+            // Ended is awaited above, and the others concern other migrations.
+            Notice::Ended(_)
+            | Notice::LaterPassBegins
+            | Notice::DisksReady
+            | Notice::Disks(_)
+            | Notice::Stalled(_) => {}
         }
         Ok(())
     }

@@ -288,7 +288,7 @@ fn first_encoding(compress: Compress) -> Encoding {
 
 /// The number of lanes whose threads have a CPU floor, where the limit decides it: each lane wakes
 /// up two threads at each host, and so disturbs others.
-fn lanes_that_yield(local: &Local, peer: &Peer, bounds: &Bounds) -> Option<u16> {
+pub(crate) fn lanes_that_yield(local: &Local, peer: &Peer, bounds: &Bounds) -> Option<u16> {
     bounds.cpu_floor?;
     let limit = bounds.limit_bits_per_s?.bits_per_s();
     let (nics, by_default) = lanes_by_default(local, peer);

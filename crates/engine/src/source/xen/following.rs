@@ -15,7 +15,7 @@ use super::streaming::Streaming;
 use crate::error::MigrationError;
 use crate::link::Received;
 use crate::source::audit::Compared;
-use crate::source::bounds::{rebind, reschedule};
+use crate::source::bounds::{rebind, reschedule, sched_params};
 use crate::source::notice::Notice;
 use crate::waits::Pulse;
 
@@ -42,17 +42,7 @@ impl Leading<'_> {
             match self.next(&streaming.notices, look)? {
                 Next::Notice(notice) => self.notice(notice, streaming)?,
                 Next::Received(received) => self.receive(received, streaming)?,
-                Next::Rebound => {
-                    let stands_still = self.suspended.is_some();
-                    let flow = &streaming.flow;
-                    let terms = rebind(
-                        self.report_builder,
-                        &flow.threads,
-                        Some(&flow.pacing),
-                        stands_still,
-                    );
-                    self.say(&ToDestination::Terms(terms))?;
-                }
+                Next::Rebound => self.rebound(streaming)?,
                 Next::Look => {
                     self.check_progress(&mut pulse, streaming)?;
                     look = Instant::now() + LOOK;
@@ -62,6 +52,31 @@ impl Leading<'_> {
         self.report_builder.enter(Phase::Committed);
         self.wait_running(streaming);
         Ok(())
+    }
+
+    /// Applies the operator's new bounds.
+    fn rebound(&self, streaming: &Streaming) -> Result<(), MigrationError> {
+        let stands_still = self.suspended.is_some();
+        let flow = &streaming.flow;
+        let pacing = Some(&flow.pacing);
+        let mut terms = rebind(self.report_builder, &flow.threads, pacing, stands_still);
+        if !self.is_first_pass && terms.cpu_floor.take().is_some() {
+            flow.threads.set(&terms);
+        }
+        self.say(&ToDestination::Terms(terms))
+    }
+
+    /// Ends the CPU floor: from the second pass on, a suspended domain may wait for data threads,
+    /// and nothing in xl's stream shows it.
+    fn end_floor(&mut self, streaming: &Streaming) -> Result<(), MigrationError> {
+        self.is_first_pass = false;
+        let bounds = self.report_builder.watch().bounds();
+        let mut terms = sched_params(&bounds, self.suspended.is_some());
+        if terms.cpu_floor.take().is_none() {
+            return Ok(());
+        }
+        streaming.flow.threads.set(&terms);
+        self.say(&ToDestination::Terms(terms))
     }
 
     /// The next event, or the time to check progress.
@@ -114,6 +129,7 @@ impl Leading<'_> {
     fn notice(&mut self, notice: Notice, streaming: &mut Streaming) -> Result<(), MigrationError> {
         match notice {
             Notice::FirstPassBegins => self.report_builder.enter(Phase::FirstPass),
+            Notice::LaterPassBegins => self.end_floor(streaming)?,
             Notice::TailBegins => {
                 let now = Instant::now();
                 self.suspended = Some(streaming.passes.suspended_at().unwrap_or(now));

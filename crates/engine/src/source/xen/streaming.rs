@@ -21,7 +21,7 @@ use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan, Stopping};
 use crate::source::notice::Notice;
-use crate::source::phases::start::lanes_plan;
+use crate::source::phases::start::{lanes_plan, lanes_that_yield};
 use crate::xen::XlPipes;
 
 /// A destination that reads has accepted what is being written.
@@ -58,7 +58,9 @@ impl Streaming {
         let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
         let goal = Duration::from_millis(request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
-        let lanes = lanes_plan(local, peer, (request.lanes, request.compress), &carrying.token)?;
+        let bounds = report_builder.watch().bounds();
+        let lanes = request.lanes.or_else(|| lanes_that_yield(local, peer, &bounds));
+        let lanes = lanes_plan(local, peer, (lanes, request.compress), &carrying.token)?;
         let network = Arc::clone(&local.resources.network);
         let passes = Arc::<XlPasses>::default();
         let plan = FlowPlan {

@@ -281,6 +281,9 @@ impl Reading {
         }
         while self.epoch < batch.epoch {
             self.epoch.0 += 1;
+            if self.epoch.0 == 2 {
+                self.collector.notice(Notice::LaterPassBegins);
+            }
             let (epoch, position) = (self.epoch.0, self.non_ram_bytes);
             let said = self.collector.link.say(&ToDestination::Epoch { epoch, position });
             said.map_err(|error| self.lost(&error))?;
