@@ -15,6 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 pub use receiving::Receiving;
+use receiving::exits_within;
 
 /// `xl` queries the hypervisor and xenstored, which answer at once unless they hang.
 const SILENT_MAX: Duration = Duration::from_secs(15);
@@ -206,10 +207,14 @@ impl Xl {
         let command = arguments.join(" ");
         let run = Run::start(&self.program, arguments, limit);
         let mut run = run.map_err(|error| self.system(error))?;
-        let silent = |_| XlError::Silent { command: command.clone(), limit };
+        let silent = || XlError::Silent { command: command.clone(), limit };
         let (mut out, mut errors) = (Vec::new(), Vec::new());
-        (&mut run.out).take(OUTPUT_BYTES_MAX).read_to_end(&mut out).map_err(silent)?;
-        (&mut run.errors).take(OUTPUT_BYTES_MAX).read_to_end(&mut errors).map_err(silent)?;
+        (&mut run.out).take(OUTPUT_BYTES_MAX).read_to_end(&mut out).map_err(|_| silent())?;
+        (&mut run.errors).take(OUTPUT_BYTES_MAX).read_to_end(&mut errors).map_err(|_| silent())?;
+        // It has closed its output, and may hang all the same.
+        if !exits_within(&mut run.child, limit) {
+            return Err(silent());
+        }
         let status = run.child.wait().map_err(|error| self.system(error))?;
         if status.success() {
             return Ok(String::from_utf8_lossy(&out).into_owned());
@@ -371,5 +376,8 @@ web1                                         2   256     1     --p--d       7.5 
         let xl = program(dir.path(), "exec sleep 600");
         let hung = xl.call_within(&["list", "-v"], Duration::from_millis(1)).unwrap_err();
         assert_eq!(hung.to_string(), "`xl list -v` has not answered for 0 s");
+        let xl = program(dir.path(), "exec sleep 600 > /dev/null 2> /dev/null");
+        let hung = xl.call_within(&["list", "-v"], Duration::from_millis(500)).unwrap_err();
+        assert!(matches!(hung, XlError::Silent { .. }), "{hung}");
     }
 }

@@ -15,7 +15,8 @@ use super::receiver::{Permitted, Receiver};
 pub struct ArrivingDomain {
     xl: Arc<Xl>,
     domain: MovingDomain,
-    /// None: it has exited, or the agent was restarted.
+    /// None: it has exited, or the agent was restarted. One that can't be ended stays, and nothing
+    /// is done to its copy before it has exited.
     receiver: Option<Receiver>,
     /// Whether the copy was to run. Until then it does not have the domain's own name, and a paused
     /// domain of this name is another one, such as that of a later migration.
@@ -83,6 +84,29 @@ impl ArrivingDomain {
         self.ran.map_or(0.0, |ran| ran.elapsed().as_secs_f64() * 1e3)
     }
 
+    /// Ends the receiver; returns whether it has exited.
+    fn ends_receiver(&mut self) -> bool {
+        let has_exited = self.receiver.as_mut().is_none_or(Receiver::end);
+        if has_exited {
+            self.receiver = None;
+        }
+        has_exited
+    }
+
+    /// What is known of a copy whose receiver has the permission, does not report, and can't be
+    /// ended: it may run the copy or destroy it as long as it has not exited.
+    fn hangs(&self) -> Event {
+        // Then it can only report that.
+        if matches!(self.xl.has_arrived(&self.domain), Ok(true)) {
+            return Event::Runs;
+        }
+        let pid = self.receiver.as_ref().map_or(0, Receiver::pid);
+        let reason = format!(
+            "xl's receiver, process {pid}, neither reports nor ends: it waits in the kernel"
+        );
+        Event::ContFailed { reason: reason.into(), never_ran: false }
+    }
+
     /// Does what the receiver would have done, which has exited.
     fn run_without_receiver(&mut self) -> Event {
         let failed = |error: XlError| Event::ContFailed {
@@ -112,22 +136,25 @@ impl Effects for ArrivingDomain {
 
     fn cont(&mut self) -> Event {
         self.permitted = true;
-        let permitted = self.receiver.take().map(|mut receiver| {
-            let permitted = receiver.permit(self.run_max);
+        let run_max = self.run_max;
+        let permitted = self.receiver.as_mut().map_or(Permitted::Unknown, |receiver| {
+            let permitted = receiver.permit(run_max);
             if let Permitted::Failed(_) = permitted {
                 // It destroys its copy.
                 receiver.close();
             }
             permitted
         });
+        let has_exited = self.ends_receiver();
         let event = match permitted {
-            Some(Permitted::Runs) => Event::Runs,
-            Some(Permitted::Failed(status)) => Event::ContFailed {
+            Permitted::Runs => Event::Runs,
+            Permitted::Failed(status) => Event::ContFailed {
                 reason: Reason::new(format!("xl can't run it: status {status}")),
                 never_ran: true,
             },
+            Permitted::Unknown if !has_exited => self.hangs(),
             // The receiver was ended by now: nobody else runs it.
-            Some(Permitted::Unknown) | None => self.run_without_receiver(),
+            Permitted::Unknown => self.run_without_receiver(),
         };
         if matches!(event, Event::Runs) {
             self.ran.get_or_insert_with(Instant::now);
@@ -139,8 +166,12 @@ impl Effects for ArrivingDomain {
     fn settle(&mut self) {}
 
     fn kill(&mut self) -> bool {
-        if let Some(mut receiver) = self.receiver.take() {
+        if let Some(receiver) = &mut self.receiver {
             receiver.close();
+        }
+        // Otherwise that it never ran here is not certain.
+        if !self.ends_receiver() {
+            return false;
         }
         let destroyed = self.copy().and_then(|copy| match copy {
             Some(copy) => self.xl.destroy(&copy),

@@ -43,6 +43,8 @@ pub(crate) struct Receiver {
     _thread: Joined,
     receiving: Receiving,
     pub(crate) heard: crossbeam_channel::Receiver<Heard>,
+    is_permitted: bool,
+    is_closed: bool,
 }
 
 impl Receiver {
@@ -53,7 +55,8 @@ impl Receiver {
         let output = receiving.output().try_clone().map_err(|error| error.to_string())?;
         let thread = data_threads::spawn("xl-answers", move || listen(output, &tell));
         let thread = thread.map_err(|error| error.to_string())?;
-        Ok(Self { _thread: thread.into(), receiving, heard })
+        let thread = thread.into();
+        Ok(Self { _thread: thread, receiving, heard, is_permitted: false, is_closed: false })
     }
 
     /// A handle of what it reads.
@@ -71,10 +74,14 @@ impl Receiver {
         }
     }
 
-    /// Permits it to run its copy, and waits for its report.
+    /// Permits it to run its copy, and waits for its report. Repeated, it only reads a late one.
     pub(crate) fn permit(&mut self, limit: Duration) -> Permitted {
-        // It may have exited, or may read nothing: then it does not report either.
-        let _ = self.receiving.input().write_all(PERMISSION);
+        let is_repeated = std::mem::replace(&mut self.is_permitted, true);
+        let limit = if is_repeated { Duration::ZERO } else { limit };
+        if !is_repeated {
+            // It may have exited, or may read nothing: then it does not report either.
+            let _ = self.receiving.input().write_all(PERMISSION);
+        }
         match self.heard.recv_timeout(limit) {
             Ok(Heard::Answer(Answer::Report { status })) => {
                 NonZeroU8::new(status).map_or(Permitted::Runs, Permitted::Failed)
@@ -86,6 +93,9 @@ impl Receiver {
     /// Closes its input, and reads on until it has exited: one whose output is closed too exits
     /// before it has destroyed its copy.
     pub(crate) fn close(&mut self) {
+        if std::mem::replace(&mut self.is_closed, true) {
+            return;
+        }
         self.receiving.close_input();
         let until = Instant::now() + CLOSED_MAX;
         while let Ok(heard) = self.heard.recv_deadline(until) {
@@ -98,11 +108,27 @@ impl Receiver {
             tracing::error!("xl's receiver does not exit, and is killed");
         }
     }
+
+    /// Ends it at once. Returns whether it has exited: otherwise it waits in the kernel, and its
+    /// copy may still change.
+    pub(crate) fn end(&mut self) -> bool {
+        let has_exited = self.receiving.kill();
+        if !has_exited {
+            tracing::error!(pid = self.receiving.pid(), "xl's receiver hangs, and can't be killed");
+        }
+        has_exited
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.receiving.pid()
+    }
 }
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        self.receiving.kill();
+        // If it hangs, dropping it logs that.
+        let _ = self.receiving.kill();
         // A process that it has started may still have it open.
         let _ = self.receiving.output().shutdown(Shutdown::Both);
     }

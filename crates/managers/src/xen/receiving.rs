@@ -12,6 +12,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{Xl, XlError};
 
+/// For a process that is killed: it exits at once, unless it waits in the kernel.
+const KILLED_MAX: Duration = Duration::from_secs(5);
+
 /// A receiver. It is killed when this is dropped, if it has not exited: then its copy of the domain
 /// may be left.
 #[derive(Debug)]
@@ -60,39 +63,48 @@ impl Receiving {
         let _ = self.input.shutdown(Shutdown::Both);
     }
 
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Whether it has exited, for which it has time until `limit`.
     pub fn wait(&mut self, limit: Duration) -> bool {
-        if !self.has_exited && exits_within(&self.child, limit) {
-            // It has exited, so this neither fails nor waits.
-            let _ = self.child.wait();
-            self.has_exited = true;
+        if !self.has_exited {
+            self.has_exited = exits_within(&mut self.child, limit);
         }
         self.has_exited
     }
 
-    /// Ends it at once.
-    pub fn kill(&mut self) {
+    /// Ends it at once. Returns whether it has exited: one that waits in the kernel does so only
+    /// when that lets it, and what it waits for may still be done.
+    #[must_use = "one that has not exited may still change its copy"]
+    pub fn kill(&mut self) -> bool {
         if !self.has_exited {
-            // Both fail if it has exited.
+            // It fails if it has exited.
             let _ = self.child.kill();
-            let _ = self.child.wait();
-            self.has_exited = true;
         }
+        self.wait(KILLED_MAX)
     }
 }
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        self.kill();
+        if !self.kill() {
+            tracing::error!(pid = self.pid(), "xl's receiver can't be ended");
+        }
     }
 }
 
-/// Whether the child exits in time. One that can't be watched has not exited.
-fn exits_within(child: &Child, limit: Duration) -> bool {
-    let Ok(pidfd) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) else { return false };
-    let limit = Timespec::try_from(limit).ok();
-    let polled = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], limit.as_ref());
-    polled.is_ok_and(|ready| ready > 0)
+/// Whether the child exits in time. One that can't be watched gets none.
+pub(super) fn exits_within(child: &mut Child, limit: Duration) -> bool {
+    if let Ok(pidfd) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) {
+        let limit = Timespec::try_from(limit).ok();
+        // Whatever this returns, the child is asked.
+        let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], limit.as_ref());
+    }
+    matches!(child.try_wait(), Ok(Some(_)))
 }
 
 #[cfg(test)]
@@ -114,5 +126,16 @@ mod tests {
         receiver.output().read_to_string(&mut text).unwrap();
         assert_eq!(text, "migrate-receive\nclosed\n");
         assert!(receiver.wait(Duration::from_secs(60)));
+        assert!(receiver.kill(), "it has exited");
+    }
+
+    #[test]
+    fn a_receiver_that_reads_nothing_is_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let xl = program(dir.path(), "exec sleep 600");
+        let mut receiver = xl.receive().unwrap();
+        receiver.close_input();
+        assert!(!receiver.wait(Duration::from_millis(1)));
+        assert!(receiver.kill());
     }
 }
