@@ -8,7 +8,8 @@
 //! A program that is killed can't lift anything. So a note is written to disk before a group is
 //! made, and the program's next start lifts what the note names: see [`Notes::left`].
 //!
-//! [`memory_left`] tells how much memory the cgroups of a process leave it.
+//! [`memory_left`] tells how much memory the cgroups of a process leave it, and [`memory_room`] what
+//! another process in them can get.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +23,7 @@ mod scheduling;
 mod used;
 
 pub use error::{NoteError, QuotaError};
-pub use memory::memory_left;
+pub use memory::{memory_left, memory_room};
 pub use note::{Left, Notes};
 pub use period::{CPUS_MIN, Quota};
 pub use used::{Used, used};

@@ -60,6 +60,10 @@ pub struct Known {
     pub apart: Vec<Obstacle>,
     /// What this host lacks for a second copy of its RAM; none if nothing.
     pub no_room: Option<NoRoom>,
+    /// The ordinary memory that a second copy of its RAM takes.
+    pub pages_bytes: u64,
+    /// The memory that cgroups leave for it; none if they don't limit it, or that isn't known.
+    pub group_room: Option<u64>,
 }
 
 /// How a VM can get another QEMU.
@@ -142,6 +146,19 @@ pub enum Obstacle {
         /// What the host has.
         free: u64,
     },
+    /// Its cgroup has less memory than that takes.
+    #[error(
+        "a copy of its RAM takes {} MiB, and its cgroup leaves {} MiB: raise its limit (MemoryMax= \
+         of its scope, or of a slice above it)",
+        needed >> 20,
+        free >> 20
+    )]
+    Group {
+        /// What the copy takes.
+        needed: u64,
+        /// What the limits leave.
+        free: u64,
+    },
     /// QEMU can't migrate it, and neither to another process.
     #[error("QEMU can't migrate it: {0}")]
     Blocked(String),
@@ -186,16 +203,16 @@ impl Known {
             hints_free_pages: shape::has_free_page_hint(qmp)?,
             apart: named.into_iter().chain(inherited).chain(unmapped).collect(),
             no_room: None,
+            pages_bytes: 0,
+            group_room: None,
         };
-        let no_room = known.check_room(&shape.unplugged, &machine.cwd).err();
-        Ok(Self { no_room, ..known })
-    }
-
-    fn check_room(&self, unplugged: &[Memory], cwd: &Path) -> Result<(), NoRoom> {
         // A command line that can't be used is an obstacle of its own.
-        let Ok(line) = CommandLine::parse(&self.argv) else { return Ok(()) };
+        let Ok(line) = CommandLine::parse(&known.argv) else { return Ok(known) };
         let host = host_memory();
-        Needs::of(&line, &self.memory(|_| true), unplugged, cwd, &host).fit(&host, false)
+        let all = known.memory(|_| true);
+        let needs = Needs::of(&line, &all, &shape.unplugged, &machine.cwd, &host);
+        let no_room = needs.fit(&host, false).err();
+        Ok(Self { no_room, pages_bytes: needs.pages_bytes, ..known })
     }
 
     /// How it gets a QEMU with these capabilities.
@@ -220,6 +237,9 @@ impl Known {
                     .extend(self.in_files.iter().map(|id| Obstacle::InFile { id: id.clone() })),
             }
             reasons.extend(self.no_room.as_ref().map(lacks_room));
+            let needed = self.pages_bytes;
+            let narrow = self.group_room.filter(|free| *free < needed);
+            reasons.extend(narrow.map(|free| Obstacle::Group { needed, free }));
         }
         if !reasons.is_empty() {
             return Plan::Not { reasons };

@@ -40,7 +40,8 @@ struct ScopeRequest {
 
 /// What precedes the path in `/proc/PID/cgroup`: for systemd's named hierarchy of cgroup v1,
 /// and for the only hierarchy of cgroup v2.
-const HIERARCHIES: [&str; 2] = [":name=systemd:", "0::"];
+const HIERARCHIES: [&str; 2] = [":name=systemd:", UNIFIED];
+const UNIFIED: &str = "0::";
 
 /// The agent's own unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +88,18 @@ impl Scopes {
     /// As [`Scopes::join`], for a QEMU that was just launched, and may fail to start.
     pub(crate) fn join_early(&self, vm: &str, pid: u32) {
         self.request(vm, pid, false, true);
+    }
+
+    /// Whether a VM's next QEMU gets into the cgroup of its former one, `pid`: into its scope, or,
+    /// where VMs have none, into the agent's group if both are there.
+    pub(crate) fn next_joins(&self, vm: &str, pid: u32) -> bool {
+        let (Some(its), Some(own)) = (groups(&pid.to_string()), groups("self")) else {
+            return false;
+        };
+        match &self.0 {
+            Some(_) => is_in_scope(&its, vm),
+            None => within(&its, UNIFIED) == within(&own, UNIFIED),
+        }
     }
 
     fn request(&self, vm: &str, pid: u32, answers: bool, joins: bool) {
@@ -150,6 +163,16 @@ fn within<'g>(groups: &'g str, hierarchy: &str) -> Option<&'g str> {
     groups.lines().find_map(|line| Some(line.split_once(hierarchy)?.1))
 }
 
+/// Whether a process in these groups is in the VM's scope.
+fn is_in_scope(groups: &str, vm: &str) -> bool {
+    let scope = scope_of(vm);
+    within(groups, UNIFIED).is_some_and(|group| group.split('/').any(|part| part == scope))
+}
+
+fn scope_of(vm: &str) -> String {
+    format!("droveway-vm-{vm}.scope")
+}
+
 impl ScopeRequest {
     /// Returns the request if it is to be tried again.
     fn take_out_of(self, unit: &Unit) -> Option<Self> {
@@ -175,7 +198,7 @@ impl ScopeRequest {
     }
 
     fn scope(&self) -> String {
-        format!("droveway-vm-{}.scope", self.vm)
+        scope_of(&self.vm)
     }
 
     /// To the scope that there is.
@@ -277,6 +300,21 @@ mod tests {
     fn the_next_qemu_joins_the_scope_that_there_is() {
         let call = request(7).join_call();
         assert_eq!(call, ["AttachProcessesToUnit", "ssau", "droveway-vm-web1.scope", "", "1", "7"]);
+    }
+
+    #[test]
+    fn the_next_qemu_gets_into_the_group_of_the_former_one() {
+        for (groups, is_there) in [
+            ("0::/droveway.slice/droveway-vm-web1.scope\n", true),
+            ("1:name=systemd:/\n0::/droveway.slice/droveway-vm-web1.scope/vcpus\n", true),
+            ("0::/droveway.slice/droveway-vm-web10.scope\n", false),
+            ("0::/machine.slice/web1.scope\n", false),
+            ("", false),
+        ] {
+            assert_eq!(is_in_scope(groups, "web1"), is_there, "{groups:?}");
+        }
+        // Where VMs have no scopes, both are in the agent's group.
+        assert!(Scopes::default().next_joins("web1", std::process::id()));
     }
 
     #[test]

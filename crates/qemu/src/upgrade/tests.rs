@@ -92,7 +92,8 @@ fn ram_in_a_shared_file_is_handed_over_and_never_copied() {
     assert_eq!(hints.plan(&next()), Plan::Copied { bytes: 64 * MIB });
     // It takes no memory.
     let no_room = Some(NoRoom::Pages { needed: 64 * MIB, available: 16 * MIB });
-    assert_eq!(Known { no_room, ..shared }.plan(&next()), Plan::HandedOver);
+    let group_room = Some(0);
+    assert_eq!(Known { no_room, group_room, ..shared }.plan(&next()), Plan::HandedOver);
 }
 
 /// As it starts, or as it loads the VM.
@@ -143,6 +144,15 @@ fn what_forbids_it_is_named() {
     let no_room = NoRoom::Huge { page_bytes: 2 * MIB, needed: 32, free: 4 };
     let vm = Known { no_room: Some(no_room), ..plain() };
     assert_eq!(reasons(&vm), ["a copy of its RAM takes 64 MiB, and this host has 8 MiB"]);
+    let group = |mib: u64| Known {
+        pages_bytes: 64 * MIB,
+        group_room: Some(mib * MIB),
+        ..known("qemu -cpu Haswell,+aes", vec![backend("pc.ram", 64, false)])
+    };
+    assert_eq!(group(64).plan(&next()), Plan::Copied { bytes: 64 * MIB });
+    let [narrow] = &reasons(&group(63))[..] else { panic!() };
+    let expected = "a copy of its RAM takes 64 MiB, and its cgroup leaves 63 MiB: raise its limit";
+    assert!(narrow.starts_with(expected), "{narrow}");
     let vm = Known { machine: "pc-q35-12.0".to_owned(), ..plain() };
     assert_eq!(reasons(&vm), ["QEMU 11.1.3 doesn't know the machine type pc-q35-12.0"]);
     let vm = known("qemu -cpu Later", Vec::new());

@@ -32,13 +32,49 @@ impl Migrations {
         program: Option<&String>,
     ) -> Result<UpgradePlan, Denied> {
         let machine = self.machine_of(name)?;
-        plan(&machine, examiner, name, program)
+        self.plan(&machine, examiner, name, program)
     }
 
     fn machine_of(&self, name: &str) -> Result<Arc<Machine>, Denied> {
         self.registry.show(name)?;
         let machine = self.registry.vm(name).and_then(|vm| vm.machine());
         machine.ok_or_else(|| dead(name))
+    }
+
+    fn plan(
+        &self,
+        machine: &Machine,
+        examiner: &Examiner,
+        name: &str,
+        program: Option<&String>,
+    ) -> Result<UpgradePlan, Denied> {
+        let known = Known::of(machine).map_err(|error| Denied::Qemu(error.to_string()))?;
+        let known = Known { group_room: self.registry.room_for_next(name, machine), ..known };
+        let program = program.or(machine.argv.first()).ok_or_else(|| dead(name))?;
+        let line = CommandLine::parse(&machine.argv);
+        let accelerator = line.as_ref().map(CommandLine::accelerator).unwrap_or_default();
+        let probes = examiner.probes();
+        let next = probes.of(program, &machine.cwd, &accelerator);
+        let next = next.map_err(|error| Denied::Conflict(error.to_string()))?;
+        let file = probes.programs().find(program, &machine.cwd);
+        let already = file.is_ok_and(|file| machine.runs_program(&file));
+        let (how, copied_bytes, reasons) = match known.plan(&next) {
+            Plan::HandedOver => (UpgradeHow::HandedOver, 0, Vec::new()),
+            Plan::Copied { bytes } => (UpgradeHow::Copied, bytes, Vec::new()),
+            Plan::Not { reasons } => {
+                (UpgradeHow::Not, 0, reasons.iter().map(ToString::to_string).collect())
+            }
+        };
+        Ok(UpgradePlan {
+            vm: name.to_owned(),
+            qemu: machine.version.clone(),
+            program: program.clone(),
+            version: next.version_text(),
+            already,
+            how,
+            copied_bytes,
+            reasons,
+        })
     }
 
     /// Starts to give a VM another QEMU, on a thread of its own.
@@ -50,7 +86,7 @@ impl Migrations {
     ) -> Result<String, Denied> {
         // Before anything is touched.
         let machine = self.machine_of(name)?;
-        let plan = plan(&machine, examiner, name, request.program.as_ref())?;
+        let plan = self.plan(&machine, examiner, name, request.program.as_ref())?;
         if plan.how == UpgradeHow::Not {
             let reasons = plan.reasons.join("; ");
             return Err(Denied::Conflict(format!("{name} can't get another QEMU: {reasons}")));
@@ -115,40 +151,6 @@ impl Migrations {
         }
         self.keep(id, report);
     }
-}
-
-fn plan(
-    machine: &Machine,
-    examiner: &Examiner,
-    name: &str,
-    program: Option<&String>,
-) -> Result<UpgradePlan, Denied> {
-    let known = Known::of(machine).map_err(|error| Denied::Qemu(error.to_string()))?;
-    let program = program.or(machine.argv.first()).ok_or_else(|| dead(name))?;
-    let line = CommandLine::parse(&machine.argv);
-    let accelerator = line.as_ref().map(CommandLine::accelerator).unwrap_or_default();
-    let probes = examiner.probes();
-    let next = probes.of(program, &machine.cwd, &accelerator);
-    let next = next.map_err(|error| Denied::Conflict(error.to_string()))?;
-    let file = probes.programs().find(program, &machine.cwd);
-    let already = file.is_ok_and(|file| machine.runs_program(&file));
-    let (how, copied_bytes, reasons) = match known.plan(&next) {
-        Plan::HandedOver => (UpgradeHow::HandedOver, 0, Vec::new()),
-        Plan::Copied { bytes } => (UpgradeHow::Copied, bytes, Vec::new()),
-        Plan::Not { reasons } => {
-            (UpgradeHow::Not, 0, reasons.iter().map(ToString::to_string).collect())
-        }
-    };
-    Ok(UpgradePlan {
-        vm: name.to_owned(),
-        qemu: machine.version.clone(),
-        program: program.clone(),
-        version: next.version_text(),
-        already,
-        how,
-        copied_bytes,
-        reasons,
-    })
 }
 
 fn dead(name: &str) -> Denied {

@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use host::quota;
 use parking_lot::Mutex;
 use qemu::machine::{self, Machine, StartError};
 use qemu::outgoing::forget_settings;
 use qemu::process::{Process, ProcessError};
+use qemu::room::host_memory;
 use qemu::socket;
 
 use super::slot::{Busy, Next, Slot};
@@ -280,6 +282,14 @@ impl Registry {
         if let Err(error) = vm.save_here() {
             tracing::error!(vm = name, %error, "its former QEMU has it; that can't be noted");
         }
+    }
+
+    /// The memory that cgroups leave to the next QEMU of a VM, next to its former one; none if they
+    /// don't limit it, or that isn't known.
+    pub(crate) fn room_for_next(&self, name: &str, former: &Machine) -> Option<u64> {
+        let pid = former.process.pid();
+        let joins = self.scopes.next_joins(name, pid);
+        joins.then(|| quota::memory_room(pid, host_memory().swap_free_bytes))?
     }
 
     /// Whether another QEMU of the VM than this one may live.
