@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Arriving, Host, Refusal, Unsettled, Waits};
+use parking_lot::Mutex;
 use qemu::command_line::CommandLine;
 use qemu::disks::{GoesOn, PreparedImage};
 use qemu::launch::User;
 use qemu::machine::{self, By, GuestPort, Inherited, InheritedSockets, Machine, SharedRam, Start};
-use qemu::process;
+use qemu::process::{self, Process};
 use qemu::room::host_memory;
 use qemu::shape;
 use switchover::MigrationId;
@@ -36,6 +37,55 @@ pub(crate) struct NextHost {
     maps_ram: bool,
     prepare_max: Duration,
     idle_max: Duration,
+    launching: Launching,
+}
+
+/// The QEMU that is being started. It has no VM yet, so it may be ended.
+#[derive(Default)]
+struct Launching(Mutex<Launched>);
+
+#[derive(Default)]
+enum Launched {
+    /// None was launched, or it has answered.
+    #[default]
+    Nothing,
+    /// It has not answered yet.
+    Process(Process),
+    /// Nothing waits for it any more.
+    Abandoned,
+}
+
+impl Launching {
+    fn launched(&self, pid: u32) {
+        let Ok(process) = Process::now(pid) else { return };
+        let mut launched = self.0.lock();
+        match *launched {
+            Launched::Abandoned => end(&process),
+            Launched::Nothing | Launched::Process(_) => *launched = Launched::Process(process),
+        }
+    }
+
+    /// From now on it may get the VM, and its arrival decides.
+    fn has_answered(&self) {
+        let mut launched = self.0.lock();
+        if let Launched::Process(_) = *launched {
+            *launched = Launched::Nothing;
+        }
+    }
+
+    fn abandon(&self) {
+        let mut launched = self.0.lock();
+        if let Launched::Process(process) = &*launched {
+            end(process);
+        }
+        *launched = Launched::Abandoned;
+    }
+}
+
+fn end(process: &Process) {
+    if let Err(error) = process.kill() {
+        tracing::warn!(%error, "a QEMU that is not needed any more can't be ended");
+    }
 }
 
 impl NextHost {
@@ -55,7 +105,13 @@ impl NextHost {
             maps_ram,
             prepare_max: waits.prepare - waits.prepare / 8,
             idle_max: waits.prepare / IDLE_PARTS,
+            launching: Launching::default(),
         }
+    }
+
+    /// Its source's side has ended: a QEMU that is being started is ended, rather than waited for.
+    pub(crate) fn abandon(&self) {
+        self.launching.abandon();
     }
 
     fn start(&self, order: &Prepare) -> Result<NextArrival, Denied> {
@@ -104,7 +160,11 @@ impl NextHost {
             up_max: until.saturating_duration_since(Instant::now()).max(UP_LEAST),
             idle_max: self.idle_max,
         };
-        let machine = machine::start_next(&start, &inherited, &|pid| seat.launched(pid));
+        let machine = machine::start_next(&start, &inherited, &|pid| {
+            seat.launched(pid);
+            self.launching.launched(pid);
+        });
+        self.launching.has_answered();
         let machine = machine.map_err(|error| wanted.explain(error, &shape.machine, probes))?;
         let next = seat.fill(machine)?;
         let machine = next.machine().ok_or_else(ended)?;
@@ -227,4 +287,37 @@ impl Arriving for NextArrival {
     fn settled(self: Box<Self>) {}
 
     fn discard(self: Box<Self>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    fn launched() -> Child {
+        Command::new("sleep").arg("600").spawn().unwrap()
+    }
+
+    #[test]
+    fn a_qemu_that_nothing_waits_for_is_ended_unless_it_has_answered() {
+        let launching = Launching::default();
+        let (mut first, mut late) = (launched(), launched());
+        launching.launched(first.id());
+        launching.abandon();
+        assert_eq!(first.wait().unwrap().signal(), Some(9));
+        // As where its launch takes long.
+        launching.launched(late.id());
+        assert_eq!(late.wait().unwrap().signal(), Some(9));
+
+        let launching = Launching::default();
+        let mut child = launched();
+        launching.launched(child.id());
+        launching.has_answered();
+        launching.abandon();
+        assert!(child.try_wait().unwrap().is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }

@@ -7,7 +7,7 @@ use api::{
     ErrorCode, FromStorage, MigrateRequest, Outcome, ReadDisks, Share, Sharing, UpgradeHow,
     UpgradePlan, UpgradeRequest,
 };
-use engine::{HandOver, Migrated, Peer, SameHost, Watch};
+use engine::{HandOver, Host, Migrated, Peer, SameHost, Watch};
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
 use qemu::upgrade::{Known, Plan};
@@ -124,7 +124,8 @@ impl Migrations {
         let hand_over = hand_over.map(|former| {
             Arc::new(HandedOver::new(&self.registry, &vm.name, former)) as Arc<dyn HandOver>
         });
-        let same = SameHost::new(Arc::new(next), &self.local);
+        let next = Arc::new(next);
+        let same = SameHost::new(Arc::clone(&next) as Arc<dyn Host>, &self.local);
         let peer = Peer {
             name: self.local.agent.clone(),
             address: (Ipv4Addr::LOCALHOST, self.local.agent_port).into(),
@@ -132,6 +133,8 @@ impl Migrations {
         };
         let Migrated { report, unsettled, decided } =
             self.run(same.source(), &peer, (vm, hand_over), order, watch);
+        // A cancelled one may still start its QEMU.
+        next.abandon();
         // Its other side ends, or has a thread of its own from now on.
         same.wait_ended();
         match (&report.outcome, former) {
