@@ -125,7 +125,7 @@ pub(super) fn not_in_doubt(vm: &str) -> Denied {
 /// The thread of the switchover is missing, or doesn't answer: that proves nothing.
 pub(super) fn cannot_tell(vm: &str) -> Denied {
     let text = format!(
-        "whether {vm} is in doubt is not known: the agent could not read a journal of its \
+        "whether {vm} is in doubt is not known: the agent does not follow a journal of its \
          migration, or waits for its QEMU, and decides nothing until then. `droveway show {vm}` \
          and the agent's log show why. Repeat this in a moment; if that changes nothing, restart \
          the agent, which reads all journals again"

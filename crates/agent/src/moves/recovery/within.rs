@@ -7,7 +7,7 @@ use crossbeam_channel::{Sender, bounded};
 use qemu::machine;
 use serde::Deserialize;
 use switchover::journal::{Opened, Side};
-use switchover::{MigrationId, Resolution};
+use switchover::{Kept, MigrationId, Resolution};
 use wire::SwitchoverMessage;
 
 use super::decide::{ask, cannot_tell, not_in_doubt};
@@ -93,7 +93,7 @@ impl Settlers {
         let Some((opened, source)) = &sides.source else {
             return Err(match &sides.destination {
                 Some((opened, _)) if self.journals.keeps(&opened.migration, Side::Source) => {
-                    self.former_unreadable(vm, opened)
+                    self.not_followed(vm, opened, Side::Source)
                 }
                 _ => not_in_doubt(vm),
             });
@@ -130,7 +130,13 @@ impl Settlers {
             Some(false) => Ok(()),
             None if !self.has_desk(opened, Side::Source) => Ok(()),
             Some(true) | None => Err(denied),
-        })
+        })?;
+        // The former one has the VM, and yet nothing frees it.
+        let has_journal = self.journals.keeps(&opened.migration, Side::Destination);
+        if sides.destination.is_none() && has_journal {
+            return Err(self.not_followed(vm, opened, Side::Destination));
+        }
+        Ok(())
     }
 
     fn to_next(&self, vm: &str, sides: &Sides) -> Result<(), Denied> {
@@ -139,14 +145,21 @@ impl Settlers {
             (Some((opened, _)), None)
                 if self.journals.keeps(&opened.migration, Side::Destination) =>
             {
-                return Err(self.next_unreadable(vm, opened));
+                return Err(self.not_followed(vm, opened, Side::Destination));
             }
-            (Some((_, source)), _) => ask(source, vm, Resolution::There)?,
+            (Some((opened, source)), _) => {
+                ask(source, vm, Resolution::There)?;
+                check_ended(vm, opened)?;
+            }
             (None, Some((opened, _))) if self.may_live_besides(opened)? => {
-                return Err(Denied::Conflict(format!(
-                    "the former QEMU of {vm} lives, or that is not known, and its journal can't be \
-                     read: end that process first (`droveway show {vm}`), and repeat this"
-                )));
+                return Err(match self.is_unreadable(opened, Side::Source) {
+                    true => Denied::Conflict(format!(
+                        "the former QEMU of {vm} lives, or that is not known, and its journal \
+                         can't be read: end that process first (`droveway show {vm}`), and repeat \
+                         this"
+                    )),
+                    false => cannot_tell(vm),
+                });
             }
             (None, _) => {}
         }
@@ -161,12 +174,26 @@ impl Settlers {
         }
         // The next one runs the VM, and yet nothing frees it.
         if sides.source.is_none() && self.journals.keeps(&opened.migration, Side::Source) {
-            return Err(self.former_unreadable(vm, opened));
+            return Err(self.not_followed(vm, opened, Side::Source));
         }
         Ok(())
     }
 
-    /// The former QEMU has a journal, and no thread that follows it. `opened` is of either side.
+    /// That side has a journal, and no thread that follows it. `opened` is of either side.
+    fn not_followed(&self, vm: &str, opened: &Opened, side: Side) -> Denied {
+        match (self.is_unreadable(opened, side), side) {
+            (true, Side::Source) => self.former_unreadable(vm, opened),
+            (true, Side::Destination) => self.next_unreadable(vm, opened),
+            // Its migration may not have ended yet.
+            (false, _) => cannot_tell(vm),
+        }
+    }
+
+    fn is_unreadable(&self, opened: &Opened, side: Side) -> bool {
+        matches!(self.journals.find(&opened.migration, side), Some(Kept::Unreadable(_)))
+    }
+
+    /// The journal of the former QEMU can't be read.
     fn former_unreadable(&self, vm: &str, opened: &Opened) -> Denied {
         let file = self.journals.path(&opened.migration, Side::Source);
         Denied::Conflict(format!(
@@ -184,8 +211,9 @@ impl Settlers {
         Denied::Conflict(format!(
             "{vm} stays in doubt: the journal of its next QEMU, {}, can't be read, so the former \
              one is not ended. If the next one doesn't run {vm} (`pgrep -af qemu`): end its \
-             process, and `droveway resolve {vm} --here` has the former one continue. If it does: \
-             end the former one's process, and rename that file once the guest was shut down",
+             process, and `droveway resolve {vm} --here` has the former one continue; then rename \
+             that file and restart the agent. If it does: end the former one's process, and rename \
+             that file once the guest was shut down",
             file.display()
         ))
     }
@@ -201,6 +229,20 @@ impl Settlers {
         let recorded = recorded
             .map_err(|error| Denied::Local(format!("the journal of {}: {error}", opened.vm)))?;
         Ok(self.registry.may_live_besides(&opened.vm, &recorded))
+    }
+}
+
+/// The next QEMU doesn't get a VM to whose disks its former one may still write: one that was
+/// killed may wait for storage.
+fn check_ended(vm: &str, opened: &Opened) -> Result<(), Denied> {
+    match machine::Record::deserialize(&opened.qemu) {
+        Ok(former) if former.has_exited() => Ok(()),
+        Ok(former) => Err(Denied::Conflict(format!(
+            "the former QEMU of {vm}, process {}, was ended and still exists: the next one runs \
+             {vm} as soon as that has exited",
+            former.pid()
+        ))),
+        Err(_) => Err(cannot_tell(vm)),
     }
 }
 

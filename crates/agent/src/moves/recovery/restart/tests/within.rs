@@ -312,3 +312,55 @@ fn the_former_qemu_is_not_ended_for_a_next_one_without_a_readable_journal() {
     stop_former(&left);
     machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
 }
+
+/// It has the VM by the operator's decision, and the journal of the next one keeps it in doubt.
+#[test]
+fn a_vm_whose_next_qemu_has_no_readable_journal_is_not_called_resolved() {
+    let dir = TestDir::new();
+    let left = Left::new(&dir);
+    left.sent();
+    machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
+    left.note(&[source::Record::Committed { run: false }], &[destination::Record::Loaded]);
+    let file = left.journals.path(&left.migration, Side::Destination);
+    std::fs::write(&file, "damaged").unwrap();
+    let settlers = settlers(&left.registry, &left.journals);
+    settlers.take_up(left.journals.contents().unwrap());
+    let here = ResolveRequest { side: ResolveSide::Here, certain: true };
+    let refused = settlers.decide("web1", here).unwrap_err().to_string();
+    assert!(refused.contains("web1 stays in doubt"), "{refused}");
+    assert!(refused.contains(&*file.to_string_lossy()), "{refused}");
+    assert!(Left::is_alive(&left.former));
+    settlers.close();
+    assert!(left.registry.is_unsettled("web1"));
+    // As the message has it.
+    std::fs::rename(&file, dir.path().join("damaged")).unwrap();
+    assert!(left.settle(None));
+    assert_eq!(left.has(), left.former.pid());
+    stop(&left.registry);
+}
+
+/// One that was killed and waits for storage may still write to the VM's disks.
+#[test]
+fn the_next_qemu_gets_the_vm_when_the_former_one_has_exited() {
+    let dir = TestDir::new();
+    let left = Left::new(&dir);
+    let settlers = settlers(&left.registry, &left.journals);
+    let ((former, former_told), (next, next_told)) = (unbounded(), unbounded());
+    let sides = [(Side::Source, &left.former, former), (Side::Destination, &left.next, next)];
+    for (side, qemu, tell) in sides {
+        let desk = Desk { opened: left.opened(qemu), tell, thread: None };
+        settlers.desks.lock().insert((left.migration.clone(), side), desk);
+    }
+    // As the former one's thread, which can't end it.
+    let thread = std::thread::spawn(move || match former_told.recv() {
+        Ok(Request::Resolve(_, reply)) => reply.send(Ok(())).unwrap(),
+        _ => panic!("it was not asked to decide"),
+    });
+    let there = ResolveRequest { side: ResolveSide::There, certain: true };
+    let refused = settlers.decide("web1", there).unwrap_err().to_string();
+    thread.join().unwrap();
+    assert!(refused.contains("was ended and still exists"), "{refused}");
+    assert!(next_told.is_empty(), "the thread of the next one was asked");
+    stop_former(&left);
+    machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
+}
