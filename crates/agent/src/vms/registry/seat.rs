@@ -304,11 +304,15 @@ impl Registry {
         let dir = self.state.vm(name);
         let may_live = |record: Result<Record, RecordError>| match record {
             Ok(Record { machine: Some(its), .. }) => !its.is_of(one) && !has_exited(&its, &dir),
-            Err(RecordError::Missing(_)) => false,
-            // It was being started, or that can't be read.
+            // It was being started, or that can't be read. The VM's own record was lost if it is
+            // missing.
             Ok(_) | Err(_) => true,
         };
-        may_live(Record::read(&dir)) || may_live(Record::read_next(&dir))
+        let may_next_live = match Record::read_next(&dir) {
+            Err(RecordError::Missing(_)) => false,
+            next => may_live(next),
+        };
+        may_next_live || may_live(Record::read(&dir))
     }
 
     /// Empties the seat of a VM's former QEMU, which has ended.
