@@ -291,33 +291,40 @@ impl Arriving for NextArrival {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::process::ExitStatusExt;
     use std::process::{Child, Command};
 
     use super::*;
 
+    /// It ends by itself only long after the test.
     fn launched() -> Child {
         Command::new("sleep").arg("600").spawn().unwrap()
     }
 
+    fn assert_ends(process: &Process) {
+        process.wait_exited(Duration::from_secs(60)).unwrap();
+    }
+
     #[test]
     fn a_qemu_that_nothing_waits_for_is_ended_unless_it_has_answered() {
-        let launching = Launching::default();
-        let (mut first, mut late) = (launched(), launched());
-        launching.launched(first.id());
-        launching.abandon();
-        assert_eq!(first.wait().unwrap().signal(), Some(9));
-        // As where its launch takes long.
-        launching.launched(late.id());
-        assert_eq!(late.wait().unwrap().signal(), Some(9));
+        let children = [launched(), launched(), launched()];
+        // Not by the children: any `Process` that finds one ended reaps it.
+        let processes = children.each_ref().map(|child| Process::now(child.id()).unwrap());
+        let [first, late, answered] = processes;
 
         let launching = Launching::default();
-        let mut child = launched();
-        launching.launched(child.id());
+        launching.launched(first.pid());
+        launching.abandon();
+        assert_ends(&first);
+        // As where its launch takes long.
+        launching.launched(late.pid());
+        assert_ends(&late);
+
+        let launching = Launching::default();
+        launching.launched(answered.pid());
         launching.has_answered();
         launching.abandon();
-        assert!(child.try_wait().unwrap().is_none());
-        child.kill().unwrap();
-        child.wait().unwrap();
+        assert!(answered.is_alive());
+        answered.kill().unwrap();
+        assert_ends(&answered);
     }
 }
