@@ -128,11 +128,18 @@ impl Registry {
             return Err(Denied::Coded(ErrorCode::VmExists, text));
         }
         let bytes = machine.qmp.ram_bytes().map_err(|error| Denied::Qemu(error.to_string()))?;
+        let adopted = machine.record();
         let vm = Vm::new(&old.name, old.dir.clone(), machine, bytes).within(share_domain);
-        vm.note_left_over(old.left_over());
+        // It may be the one that an upgrade left.
+        let was_left = Record::read_next(&vm.dir)
+            .is_ok_and(|next| next.machine.is_some_and(|left| left.is_of(&adopted)));
+        vm.note_left_over(old.left_over().filter(|_| !was_left));
         record::set_aside(&vm.dir)
             .and_then(|()| vm.save_here())
             .map_err(|error| Denied::Local(format!("{}: {error}", vm.dir.display())))?;
+        if was_left {
+            record::remove_next(&vm.dir);
+        }
         images::forget(&vm.dir);
         if let Some(machine) = vm.machine() {
             vm.make_up(&machine);

@@ -38,7 +38,7 @@ impl Next {
              {name}: {why}. The agent neither ends nor uses it, and upgrades {name} only when it \
              has ended. If {name} runs without it: end that process, and restart the agent. If \
              {name} is dead: `droveway attach NAME --qmp {socket}` adopts it under another name; \
-             do that before `droveway stop {name}`, which removes the socket"
+             stop that one before {name}, since `droveway stop {name}` removes the socket"
         );
         Self { is_held: false, left_over: Some(left_over) }
     }
