@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 pub use receiving::Receiving;
-use receiving::exits_within;
+use receiving::{KILLED_MAX, exits_within};
 
 /// `xl` queries the hypervisor and xenstored, which answer at once unless they hang.
 const SILENT_MAX: Duration = Duration::from_secs(15);
@@ -255,9 +255,11 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // Both fail if it has ended, as it should have.
+        // It fails if it has ended, as it should have.
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        if !exits_within(&mut self.child, KILLED_MAX) {
+            tracing::error!(pid = self.child.id(), "a command of xl's hangs, and can't be killed");
+        }
     }
 }
 

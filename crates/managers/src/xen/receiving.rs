@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::{Xl, XlError};
 
 /// For a process that is killed: it exits at once, unless it waits in the kernel.
-const KILLED_MAX: Duration = Duration::from_secs(5);
+pub(super) const KILLED_MAX: Duration = Duration::from_secs(5);
 
 /// A receiver. It is killed when this is dropped, if it has not exited: then its copy of the domain
 /// may be left.
@@ -99,6 +99,10 @@ impl Drop for Receiving {
 
 /// Whether the child exits in time. One that can't be watched gets none.
 pub(super) fn exits_within(child: &mut Child, limit: Duration) -> bool {
+    // Once it was reaped, its id may be another process's.
+    if matches!(child.try_wait(), Ok(Some(_))) {
+        return true;
+    }
     if let Ok(pidfd) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) {
         let limit = Timespec::try_from(limit).ok();
         // Whatever this returns, the child is asked.
