@@ -8,8 +8,8 @@
 //! A program that is killed can't lift anything. So a note is written to disk before a group is
 //! made, and the program's next start lifts what the note names: see [`Notes::left`].
 //!
-//! [`memory_left`] tells how much memory the cgroups of a process leave it, and [`memory_room`] what
-//! another process in them can get.
+//! [`memory_left`] tells how much memory the cgroups of a process leave it, and [`memory_room`]
+//! what another process in them can get.
 
 #![forbid(unsafe_code)]
 

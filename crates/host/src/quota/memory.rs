@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use crate::quota::hierarchy::{Controller, Mount, Version, mount};
 
-/// Page cache, which the kernel frees for other memory. Shared memory is not in these lists.
-const CACHE: [&str; 2] = ["active_file", "inactive_file"];
+/// Page cache, and the kernel's caches of files, which it frees for other memory. Shared memory is
+/// not among them.
+const CACHE: [&str; 3] = ["active_file", "inactive_file", "slab_reclaimable"];
 
 /// How much more memory the process may use, according to its group and those above it. Page cache
 /// counts as used. None if nothing limits it, or if the limit can't be read.
@@ -113,7 +114,8 @@ mod tests {
         assert_eq!(of(1), None);
         say("memory.max", "6000\n");
         assert_eq!((of(0), of(300)), (Some(1000), Some(1300)));
-        say("memory.stat", "anon 4000\nfile 900\nactive_file 200\ninactive_file 100\nshmem 600\n");
+        let stat = "shmem 600\nactive_file 200\ninactive_file 60\nslab_reclaimable 40\nslab 70\n";
+        say("memory.stat", stat);
         assert_eq!(of(300), Some(1600));
         say("memory.swap.current", "50\n");
         say("memory.swap.max", "max\n");

@@ -92,8 +92,9 @@ fn ram_in_a_shared_file_is_handed_over_and_never_copied() {
     assert_eq!(hints.plan(&next()), Plan::Copied { bytes: 64 * MIB });
     // It takes no memory.
     let no_room = Some(NoRoom::Pages { needed: 64 * MIB, available: 16 * MIB });
-    let group_room = Some(0);
-    assert_eq!(Known { no_room, group_room, ..shared }.plan(&next()), Plan::HandedOver);
+    let (pages_bytes, group_room) = (64 * MIB, Some(0));
+    let narrow = Known { no_room, pages_bytes, group_room, ..shared };
+    assert_eq!(narrow.plan(&next()), Plan::HandedOver);
 }
 
 /// As it starts, or as it loads the VM.
