@@ -63,8 +63,8 @@ pub(crate) struct XenSendArgs {
     #[arg(long, value_parser = one_of::<Priority>(words::PRIORITY))]
     priority: Option<Priority>,
     /// The percentage of the CPU time that its data threads need which they get among other
-    /// threads, until xl sends pages again; beyond it they run on idle CPUs only. 100: always among
-    /// others [default: the agent's --cpu-floor]
+    /// threads, until xl has sent most of memory once; beyond it they run on idle CPUs only. 100:
+    /// always among others [default: the agent's --cpu-floor]
     #[arg(long, value_name = "PERCENT")]
     cpu_floor: Option<CpuFloor>,
     /// The CPUs that its data threads run on, at both hosts, such as 0-3,8

@@ -24,8 +24,8 @@ pub(crate) enum Notice {
     Stalled(String),
 
     // Of domains of Xen.
-    /// xl sends pages again: it may have suspended the domain.
-    LaterPassBegins,
+    /// xl has sent most of memory once: it may suspend the domain soon.
+    FirstPassEnds,
 
     // Of carried migrations.
     /// From here on the stream is passed through unchanged, for this reason.

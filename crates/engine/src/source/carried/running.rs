@@ -162,7 +162,7 @@ impl Running<'_> {
             Notice::Panicked(thread) => return Err(MigrationError::Panicked { thread }),
             // Ended is awaited above, and the others concern other migrations.
             Notice::Ended(_)
-            | Notice::LaterPassBegins
+            | Notice::FirstPassEnds
             | Notice::DisksReady
             | Notice::Disks(_)
             | Notice::Stalled(_) => {}

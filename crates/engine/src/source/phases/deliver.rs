@@ -94,7 +94,7 @@ impl<'m> Journaled<Streaming<'m>> {
             Notice::Panicked(thread) => return Err(MigrationError::Panicked { thread }),
             // Placed is awaited above, and the others concern carried migrations.
             Notice::Placed(_)
-            | Notice::LaterPassBegins
+            | Notice::FirstPassEnds
             | Notice::SplitEnds(_)
             | Notice::RamOver
             | Notice::PageAfterRam

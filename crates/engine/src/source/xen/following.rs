@@ -60,16 +60,16 @@ impl Leading<'_> {
         let flow = &streaming.flow;
         let pacing = Some(&flow.pacing);
         let mut terms = rebind(self.report_builder, &flow.threads, pacing, stands_still);
-        if !self.is_first_pass && terms.cpu_floor.take().is_some() {
+        if self.is_floor_over && terms.cpu_floor.take().is_some() {
             flow.threads.set(&terms);
         }
         self.say(&ToDestination::Terms(terms))
     }
 
-    /// Ends the CPU floor: from the second pass on, a suspended domain may wait for data threads,
-    /// and nothing in xl's stream shows it.
+    /// Ends the CPU floor: after the first pass, a suspended domain may wait for data threads, and
+    /// nothing in xl's stream shows it.
     fn end_floor(&mut self, streaming: &Streaming) -> Result<(), MigrationError> {
-        self.is_first_pass = false;
+        self.is_floor_over = true;
         let bounds = self.report_builder.watch().bounds();
         let mut terms = sched_params(&bounds, self.suspended.is_some());
         if terms.cpu_floor.take().is_none() {
@@ -129,7 +129,7 @@ impl Leading<'_> {
     fn notice(&mut self, notice: Notice, streaming: &mut Streaming) -> Result<(), MigrationError> {
         match notice {
             Notice::FirstPassBegins => self.report_builder.enter(Phase::FirstPass),
-            Notice::LaterPassBegins => self.end_floor(streaming)?,
+            Notice::FirstPassEnds => self.end_floor(streaming)?,
             Notice::TailBegins => {
                 let now = Instant::now();
                 self.suspended = Some(streaming.passes.suspended_at().unwrap_or(now));

@@ -42,8 +42,8 @@ pub(super) struct Leading<'m> {
     pub(super) departing: DepartingDomain,
     /// `--timeout`.
     pub(super) deadline: Option<Instant>,
-    /// Whether xl has not begun its second pass.
-    pub(super) is_first_pass: bool,
+    /// Whether data threads run among others, whatever CPU floor was requested.
+    pub(super) is_floor_over: bool,
     /// When xl suspended the domain.
     pub(super) suspended: Option<Instant>,
     /// The destination runs it.
@@ -95,7 +95,7 @@ impl<'m> Leading<'m> {
             driver: Driver::new(journal),
             departing,
             deadline: timeout.and_then(|limit| Instant::now().checked_add(limit)),
-            is_first_pass: true,
+            is_floor_over: false,
             suspended: None,
             runs_there: false,
         })

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqC
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use page::{Batch, BlockId, Epoch, PageIndex, Pool};
+use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, Pool};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use transport::thread_cpu;
@@ -29,6 +29,9 @@ const IDLE: Duration = Duration::from_millis(10);
 const SILENT: Duration = Duration::from_secs(1);
 /// The only block of the audit: a page counts with its last content, whatever its type is.
 const BLOCK: BlockId = BlockId(0);
+/// The last part of memory in xl's first pass, in which the CPU floor ends. The thread that reads
+/// may wait for an idle CPU, and would learn too late that xl has suspended the domain.
+const LAST_PART: u64 = 8;
 
 /// The thread that reads.
 pub(super) struct XlTap(XlStopper);
@@ -79,6 +82,7 @@ impl XlTap {
             non_ram_bytes: 0,
             are_pages_out: false,
             has_tail: false,
+            last_part: Some(last_part(configuration.memory_bytes)),
         };
         let header = header.to_vec();
         let thread = data_threads::spawn("xl-tap", move || reading.run(&header));
@@ -138,6 +142,8 @@ struct Reading {
     are_pages_out: bool,
     /// Whether a piece of it has followed pages.
     has_tail: bool,
+    /// Where the last part of memory starts; none once xl has reached it.
+    last_part: Option<PageIndex>,
 }
 
 /// A batch whose buffer has what was read, of which `start..filled` is not parsed yet.
@@ -212,6 +218,11 @@ impl Reading {
         let progress = fill_batch(&mut self.splitter, batch, *start, *filled, pass);
         let Progress { consumed, step } = progress?;
         *start += consumed;
+        // A batch of zeros may wait for more of them until the end of the pass.
+        if self.last_part.is_some_and(|from| reaches(batch, from)) {
+            self.last_part = None;
+            self.collector.notice(Notice::FirstPassEnds);
+        }
         // Only an empty batch lets bytes pass: they precede its pages.
         debug_assert!(passing.is_empty() || !had_pages, "bytes pass pages");
         self.pass(passing)?;
@@ -281,9 +292,6 @@ impl Reading {
         }
         while self.epoch < batch.epoch {
             self.epoch.0 += 1;
-            if self.epoch.0 == 2 {
-                self.collector.notice(Notice::LaterPassBegins);
-            }
             let (epoch, position) = (self.epoch.0, self.non_ram_bytes);
             let said = self.collector.link.say(&ToDestination::Epoch { epoch, position });
             said.map_err(|error| self.lost(&error))?;
@@ -347,4 +355,45 @@ impl Reading {
 /// The leading thread has ended it, and knows why.
 fn stopped() -> MigrationError {
     MigrationError::Xl("its pipe is not read any more".to_owned())
+}
+
+/// Where the last part of a domain's memory starts: at once if its size is not known.
+fn last_part(memory_bytes: u64) -> PageIndex {
+    let pages = memory_bytes / PAGE_BYTES as u64;
+    PageIndex(u32::try_from(pages - pages.div_ceil(LAST_PART)).unwrap_or(u32::MAX))
+}
+
+/// Whether xl's first pass, which has the pages in order, has come so far, or is over.
+fn reaches(batch: &Batch, from: PageIndex) -> bool {
+    let body = batch.bodies().last().map(|body| body.page);
+    let fill = batch.fills().last().map(|fill| PageIndex(fill.first.0 + (fill.count - 1)));
+    batch.epoch.0 > 1 || body.max(fill) >= Some(from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_floor_ends_in_the_last_part_of_the_first_pass() {
+        let pool = Pool::new(1 << 20);
+        let from = last_part(64 << 20);
+        assert_eq!(from, PageIndex(14 << 10));
+        let reached = |epoch, page, is_zero| {
+            let mut batch = pool.take().unwrap();
+            batch.epoch = Epoch(epoch);
+            match is_zero {
+                true => batch.push_fill(PageIndex(page), 0),
+                false => batch.push_body(PageIndex(page), 0),
+            }
+            reaches(&batch, from)
+        };
+        for is_zero in [false, true] {
+            assert!(!reached(1, (14 << 10) - 1, is_zero));
+            assert!(reached(1, 14 << 10, is_zero));
+            // As where a balloon has the last part.
+            assert!(reached(2, 0, is_zero));
+        }
+        assert_eq!(last_part(0), PageIndex(0));
+    }
 }
