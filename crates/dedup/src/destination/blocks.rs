@@ -37,6 +37,11 @@ impl Blocks {
         self.pages
     }
 
+    /// Whether any page can be read.
+    pub(super) fn can_be_read(&self) -> bool {
+        self.blocks.iter().any(|block| block.mapping.is_some())
+    }
+
     /// Whether the block's pages can be read, and so written.
     pub(super) fn reaches(&self, block: BlockId) -> bool {
         self.blocks.get(usize::from(block.0)).is_some_and(|block| block.mapping.is_some())

@@ -1,4 +1,5 @@
-//! Content from a provider other than a VM's own source, and its waiters.
+//! Content from a provider other than a VM's own source, or from the source of one whose memory
+//! can't be read here, and its waiters.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -52,7 +53,7 @@ impl Exchange {
         for (nth, waiter) in waiters {
             match waiter {
                 Waiter::Page(page) => pages.push((names[nth], page)),
-                // Remote hosts wait only for content that sources send.
+                // Remote hosts wait only for content that sources send, and that then is here.
                 Waiter::Remote(remote) => remote.not_here(names[nth]),
             }
         }
@@ -71,7 +72,8 @@ impl Exchange {
             right.iter().for_each(|(name, _)| bytes.extend_from_slice(body(name)));
             let is_placed = self.place_right(by, &right, &bytes);
             if is_placed {
-                held.extend(right.iter().map(|(name, _)| *name));
+                let held_here = right.iter().filter(|(_, page)| page.recipient.provides());
+                held.extend(held_here.map(|(name, _)| *name));
             }
             all_wrong += rights.len() - right.len();
             let settled = drained.take(rights.len());
@@ -94,8 +96,7 @@ impl Exchange {
         let Some((_, Page { recipient, place: first })) = pages.first() else { return false };
         let each: Vec<_> = pages.iter().map(|(_, page)| page.place.page).collect();
         let placer = &recipient.placer;
-        let placed = placer.place_bodies(first.block, first.epoch, &each, bytes, by.delivery());
-        let placed = placed.is_ok();
+        let placed = placer.place_late(first.block, first.epoch, &each, bytes, by.delivery());
         if placed {
             let named = pages.iter().map(|(name, page)| (page.place.page, *name));
             recipient.holds(first.block, named);

@@ -3,7 +3,9 @@
 use audit::Delivery;
 use content::{Index, Key, Name};
 use page::{BlockId, Buffer, Epoch, PAGE_BYTES, PageIndex, PageSet};
-use placer::{PlaceError, Placer};
+use transport::LaneEnd;
+
+use super::page_placer::PagePlacer;
 
 /// Copies of up to a batch of pages, in buffers that are reused.
 #[derive(Default)]
@@ -41,17 +43,26 @@ impl Copies {
         here
     }
 
-    /// Places the copies.
+    /// Places the copies, for a lane of the VM.
     pub(super) fn place(
         &self,
-        placer: &Placer,
+        placer: &dyn PagePlacer,
         block: BlockId,
         epoch: Epoch,
-    ) -> Result<(), PlaceError> {
+    ) -> Result<(), LaneEnd> {
         if self.pages.is_empty() {
             return Ok(());
         }
-        let bytes = &self.bytes[..self.pages.len() * PAGE_BYTES];
-        placer.place_bodies(block, epoch, &self.pages, bytes, Delivery::SameHost)
+        placer.place_bodies(block, epoch, &self.pages, self.bodies(), Delivery::SameHost)
+    }
+
+    /// The same for a thread that serves other VMs too. False if they can't be placed.
+    pub(super) fn place_late(&self, placer: &dyn PagePlacer, block: BlockId, epoch: Epoch) -> bool {
+        self.pages.is_empty()
+            || placer.place_late(block, epoch, &self.pages, self.bodies(), Delivery::SameHost)
+    }
+
+    fn bodies(&self) -> &[u8] {
+        &self.bytes[..self.pages.len() * PAGE_BYTES]
     }
 }

@@ -10,12 +10,12 @@ use content::{Key, Member, Name};
 use crossbeam_channel::Sender;
 use page::{BATCH_PAGES, BlockId, Borrowed, Epoch, Fill, PAGE_BYTES, PageIndex, PageSet, Reserve};
 use parking_lot::Mutex;
-use placer::Placer;
 use wire::Late;
 
 use super::blocks::Blocks;
 use super::in_flight::{Provider, trim};
 use super::outbox::SourceReport;
+use super::page_placer::PagePlacer;
 
 /// The most pages that one VM waits for. More are sent at once.
 pub(super) const WAITING_MAX: usize = 1 << 20;
@@ -47,7 +47,7 @@ pub(crate) struct Place {
 pub(crate) struct Recipient {
     pub(crate) number: u64,
     pub(crate) key: Key,
-    pub(crate) placer: Arc<Placer>,
+    pub(crate) placer: Arc<dyn PagePlacer>,
     pub(crate) member: Arc<Member>,
     pub(crate) blocks: Arc<Blocks>,
     /// Its source names no page yet.
@@ -73,7 +73,7 @@ pub(crate) struct Recipient {
 impl Recipient {
     pub(crate) fn new(
         (number, key): (u64, Key),
-        placer: Arc<Placer>,
+        placer: Arc<dyn PagePlacer>,
         (member, blocks): (Arc<Member>, Arc<Blocks>),
         tell: Sender<SourceReport>,
         sleeps: bool,
@@ -172,7 +172,9 @@ impl Recipient {
     pub(crate) fn brought(&self, by: Provider, pages: usize) {
         let count = match by {
             Provider::Disk(_) => &self.stored,
-            Provider::Peer(_) | Provider::Vm(_) => &self.fetched,
+            Provider::Peer(_) => &self.fetched,
+            // Nothing was sent or read for it.
+            Provider::Vm(_) => return,
         };
         count.fetch_add(pages as u64, Relaxed);
     }
@@ -195,6 +197,11 @@ impl Recipient {
     /// What was read from disks.
     pub(crate) fn stored_bytes(&self) -> u64 {
         self.stored.load(Relaxed) * PAGE_BYTES as u64
+    }
+
+    /// Whether its content can be copied from its memory, for other VMs.
+    pub(crate) fn provides(&self) -> bool {
+        self.blocks.can_be_read()
     }
 
     /// Records in the index that these pages now have that content.
@@ -280,21 +287,32 @@ impl Recipient {
     /// records them in the index. In a later epoch their content may differ: each look-up checks
     /// it.
     pub(crate) fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) -> Vec<Name> {
+        let came = self.requested(block, epoch, pages);
+        self.holds(block, came.iter().map(|(nth, name)| (pages[*nth], *name)));
+        came.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// Its source has sent these pages. Returns which of them were requested, by their indices, and
+    /// their names.
+    pub(crate) fn requested(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        pages: &[PageIndex],
+    ) -> Vec<(usize, Name)> {
         let mut asked = self.asked.lock();
         if asked.is_empty() {
             return Vec::new();
         }
         let mut came = Vec::new();
-        for page in pages {
+        for (nth, page) in pages.iter().enumerate() {
             let Entry::Occupied(entry) = asked.entry((block, *page)) else { continue };
             if entry.get().0 <= epoch {
-                came.push((*page, entry.remove().1));
+                came.push((nth, entry.remove().1));
             }
         }
         trim(&mut asked);
-        drop(asked);
-        self.holds(block, came.iter().copied());
-        came.into_iter().map(|(_, name)| name).collect()
+        came
     }
 
     /// These pages are filled with one byte by now. Returns the names of those that were
@@ -362,7 +380,7 @@ mod tests {
     use std::thread;
 
     use content::{Domain, Index, NAME_BYTES};
-    use placer::Feeder;
+    use placer::{Feeder, Placer};
 
     use super::super::outbox::Outbox;
     use super::*;

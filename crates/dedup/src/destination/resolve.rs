@@ -6,8 +6,7 @@ use std::time::Instant;
 
 use content::{Domain, Key, Name};
 use data_threads::DataThreads;
-use page::{BlockId, Buffer, Epoch, Fill, PageIndex, PageSet, Reserve};
-use placer::{PlaceError, Placer};
+use page::{BlockId, Buffer, Epoch, Fill, PAGE_BYTES, PageIndex, PageSet, Reserve};
 use transport::{Incoming, LaneEnd};
 use wire::{NamedHeader, NamedTables, Tables};
 
@@ -16,6 +15,7 @@ use super::copies::Copies;
 use super::exchange::{Exchange, Waiter};
 use super::in_flight::{Claim, Provider};
 use super::outbox::Outbox;
+use super::page_placer::PagePlacer;
 use super::recipient::Recipient;
 use crate::rack::{Batch, Claims, Fate};
 use crate::storage::{self, DiskReaders, Disks, Stored};
@@ -33,7 +33,7 @@ pub struct Resolving {
 /// A VM that arrives, and whose pages may be sent by name.
 pub struct Arriving {
     /// What places its pages.
-    pub placer: Arc<Placer>,
+    pub placer: Arc<dyn PagePlacer>,
     /// Its RAM.
     pub blocks: Blocks,
     /// Its disks that are read.
@@ -61,7 +61,9 @@ impl Exchange {
     ) -> std::io::Result<(Resolving, Outbox)> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
         let blocks = Arc::new(blocks);
-        let member = self.index.join(Arc::clone(&blocks) as _, key.clone(), blocks.pages());
+        // Of a VM whose memory can't be read nothing is ever noted.
+        let indexed = if blocks.can_be_read() { blocks.pages() } else { 0 };
+        let member = self.index.join(Arc::clone(&blocks) as _, key.clone(), indexed);
         let member = Arc::new(member.ok_or_else(|| {
             std::io::Error::other("more VMs hold content here than the index can number")
         })?);
@@ -111,18 +113,18 @@ impl Resolving {
         header: NamedHeader,
         pages: &[PageIndex],
         names: &[Name],
-    ) -> Result<PageSet, PlaceError> {
+    ) -> Result<PageSet, LaneEnd> {
         let Recipient { key, placer, .. } = &*self.recipient;
         let mut copies = Copies::within(std::mem::take(buffer));
         let here = copies.find(&self.exchange.index, key, names, pages.iter().copied());
-        let placed = copies.place(placer, header.block, header.epoch);
+        let placed = copies.place(&**placer, header.block, header.epoch);
         *buffer = copies.bytes;
         placed.map(|()| here)
     }
 
     /// As [`Self::place_held`], for claimed content that arrived between the look-up and the
     /// claim. No provider need send it.
-    fn place_new(&self, lane: &Incoming, batch: &mut Batch) -> Result<(), PlaceError> {
+    fn place_new(&self, lane: &Incoming, batch: &mut Batch) -> Result<(), LaneEnd> {
         let Batch { header, pages, names, fates, .. } = batch;
         let ours = fates.are(Fate::Ours).iter();
         let new: Vec<usize> = ours.filter(|nth| self.exchange.index.has(&names[*nth])).collect();
@@ -142,11 +144,12 @@ impl Resolving {
     /// Whether threads that also serve other VMs may place pages of a block. Inline placement
     /// waits for QEMU, so a QEMU that hangs would hold up all VMs.
     fn places_late(&self, block: BlockId) -> bool {
-        self.exchange.is_of_one || self.recipient.blocks.reaches(block)
+        let Recipient { placer, blocks, .. } = &*self.recipient;
+        self.exchange.is_of_one || placer.never_waits() || blocks.reaches(block)
     }
 
     /// Claims what is not here, and answers: at once, or after the rack has been queried.
-    fn claim(&self, lane: &Incoming, mut batch: Batch, here: PageSet) -> Result<(), PlaceError> {
+    fn claim(&self, lane: &Incoming, mut batch: Batch, here: PageSet) -> Result<(), LaneEnd> {
         let question = lane.question();
         let recipient = &self.recipient;
         let lacks = PageSet::all(batch.pages.len()).without(here);
@@ -295,10 +298,10 @@ impl Resolving {
             self.filled(header.block, header.epoch, &named.fills);
         }
         let NamedTables { pages, names, .. } = &named;
-        self.recipient.placer.check(header.block, pages)?;
+        self.recipient.placer.check(header.block, header.epoch, pages)?;
         let place = |buffer: &mut _| self.place_held(buffer, header, pages, names);
         let here = lane.with_buffer(place)?;
-        Ok(self.claim(lane, Batch::new(header, named), here)?)
+        self.claim(lane, Batch::new(header, named), here)
     }
 
     /// The source has sent these pages as bytes, and they are placed. They may have been
@@ -308,6 +311,19 @@ impl Resolving {
         self.exchange.wake_waiters(&names);
         if let Some(claims) = self.claims.as_ref().filter(|_| !names.is_empty()) {
             claims.holds(names);
+        }
+        self.filled(block, epoch, fills);
+    }
+
+    /// As [`Resolving::came`], for a VM whose memory can't be read here: those that wait for this
+    /// content get it from the `bytes` that came.
+    pub fn came_as(&self, block: BlockId, epoch: Epoch, tables: &Tables, bytes: &[u8]) {
+        let Tables { pages, fills } = tables;
+        let (places, names): (Vec<usize>, Vec<Name>) =
+            self.recipient.requested(block, epoch, pages).into_iter().unzip();
+        if !names.is_empty() {
+            let body = |nth: usize| &bytes[places[nth] * PAGE_BYTES..][..PAGE_BYTES];
+            self.exchange.brought(Provider::Vm(self.recipient.number), &names, &body);
         }
         self.filled(block, epoch, fills);
     }

@@ -111,7 +111,7 @@ impl Exchange {
         let pages = group.iter().map(|(_, page)| page.place.page);
         let here = copies.find(&self.index, &recipient.key, &names, pages);
         // A page that can't be placed is requested: the lane that brings it reports the error.
-        let is_placed = copies.place(&recipient.placer, first.block, first.epoch).is_ok();
+        let is_placed = copies.place_late(&*recipient.placer, first.block, first.epoch);
         let placed = if is_placed { here } else { PageSet::NONE };
         let missing = PageSet::all(group.len()).without(placed);
         let requested = missing

@@ -272,6 +272,11 @@ impl Asking {
                 return Vec::new();
             }
         };
+        if !self.recipient.provides() {
+            // Other hosts would wait for what can't be read here.
+            let here = names.iter().zip(&hosts).filter(|(_, host)| host.is_none());
+            self.rack.lacks(here.map(|(name, _)| *name).collect());
+        }
         let now = Instant::now();
         let answered = Answered {
             took: now - began,

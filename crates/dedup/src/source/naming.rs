@@ -61,6 +61,8 @@ pub struct Plan {
     pub before: Option<NamedBefore>,
     /// Whether content is shared, so that all pages are named.
     pub shares: bool,
+    /// The only block whose pages go by name; none if those of all blocks do.
+    pub only: Option<BlockId>,
     /// Pages on disks, and by number which disks the destination reads.
     pub cached: Option<(Arc<GuestPageCache>, Vec<bool>)>,
     /// The source's RAM.
@@ -83,6 +85,9 @@ pub enum Waits {
     /// In QEMU's first pass. Bodies are kept until then, and what is still awaited is sent when
     /// it ends.
     FirstPass,
+    /// The same. What is left of the first pass then is still named, and not waited for: passes
+    /// follow in which the VM runs, and it may be all in buffers by then.
+    WhileBuffered,
     /// Without a limit: QEMU is held until all has arrived.
     Held,
 }
@@ -147,6 +152,7 @@ impl Naming {
         match self.plan.waits {
             Waits::Never => false,
             Waits::FirstPass => true,
+            Waits::WhileBuffered => !self.first_pass.is_over(),
             Waits::Held => self.plan.ram.reaches(block),
         }
     }
@@ -175,9 +181,10 @@ impl Naming {
         self.has_ended.load(Relaxed)
     }
 
-    /// Whether pages of this epoch go by name.
-    pub(super) fn names(&self, epoch: Epoch) -> bool {
-        !self.has_ended() && self.first_pass.has(epoch)
+    /// Whether pages of this block and epoch go by name.
+    pub(super) fn names(&self, block: BlockId, epoch: Epoch) -> bool {
+        let is_named = self.plan.only.is_none_or(|only| only == block);
+        is_named && !self.has_ended() && self.first_pass.has(epoch)
     }
 
     /// Sets how many bytes of bodies lanes deliver a second.
@@ -282,7 +289,7 @@ impl Naming {
 
     /// Names the bodies of a batch that are to go by name, in order, into empty `labels`.
     pub(super) fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking {
-        if !self.names(batch.epoch) {
+        if !self.names(batch.block, batch.epoch) {
             return Asking::No;
         }
         let may_wait = self.may_wait(batch.block);
@@ -377,6 +384,26 @@ mod tests {
         assert_eq!(naming.name(&batch, &mut labels), Asking::All);
         assert_eq!(labels.names, [7, 9, 7].map(|byte| key.name(&[byte; PAGE_BYTES])));
         assert_eq!(naming.named_before_bytes(), PAGE_BYTES as u64, "two have changed since");
+    }
+
+    #[test]
+    fn other_blocks_than_the_only_one_are_sent() {
+        let mut plan = naming(Waits::WhileBuffered).into_plan();
+        plan.only = Some(BlockId(1));
+        let (naming, pool) = (Naming::new(plan), Pool::new(1 << 20));
+        naming.announce(&[], false);
+        let asks = |block| {
+            let mut batch = pool.take().unwrap();
+            batch.push_body(PageIndex(0), 0);
+            (batch.block, batch.epoch) = (BlockId(block), Epoch(1));
+            naming.hand_over(&mut batch);
+            naming.name(&batch, &mut Labels::default())
+        };
+        assert_eq!([0, 1, 2].map(asks), [Asking::No, Asking::All, Asking::No]);
+        assert!(naming.may_wait(BlockId(1)));
+        naming.end_first_pass();
+        assert_eq!(asks(1), Asking::All, "it is left of the first pass");
+        assert!(!naming.may_wait(BlockId(1)));
     }
 
     #[test]

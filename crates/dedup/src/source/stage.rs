@@ -70,11 +70,16 @@ impl Stage {
     }
 
     /// QEMU's first pass has ended. Batches of it that wait for a lane still go by name, if QEMU is
-    /// held until the destination has their pages. If not, nothing does from now on.
+    /// held until the destination has their pages, or if the destination waits for none of them. If
+    /// not, nothing does from now on.
     pub fn end_first_pass(&self) {
         self.naming.end_first_pass();
-        if self.naming.waits() != Waits::Held {
-            self.end_naming();
+        match self.naming.waits() {
+            Waits::Held => {}
+            Waits::WhileBuffered => self.give_up(&mut self.open.lock()),
+            Waits::Never | Waits::FirstPass => {
+                self.end_naming();
+            }
         }
     }
 
@@ -85,12 +90,17 @@ impl Stage {
         // Locked, so no batch gets a ticket afterwards.
         self.naming.end();
         if self.naming.waits() != Waits::Held {
-            for resolved in open.pending.give_up() {
-                let change = open.resolve(Some(resolved));
-                self.queue.settle(change);
-            }
+            self.give_up(&mut open);
         }
         open.pending.is_settled()
+    }
+
+    /// Has awaited pages sent.
+    fn give_up(&self, open: &mut Open) {
+        for resolved in open.pending.give_up() {
+            let change = open.resolve(Some(resolved));
+            self.queue.settle(change);
+        }
     }
 
     /// Whether the destination awaits pages or looks them up, or will: batches of the first pass
@@ -98,7 +108,9 @@ impl Stage {
     #[must_use]
     pub fn is_asking(&self) -> bool {
         let goes_by_name = |load: &Load<Errand>| match load {
-            Load::Pages(batch) => !batch.bodies().is_empty() && self.naming.names(batch.epoch),
+            Load::Pages(batch) => {
+                !batch.bodies().is_empty() && self.naming.names(batch.block, batch.epoch)
+            }
             Load::Other(errand) => errand.is_query(),
             Load::Blocks(_) => false,
         };
@@ -316,6 +328,7 @@ pub(super) mod tests {
             key,
             before: None,
             shares: true,
+            only: None,
             cached: None,
             ram,
             handed_over: Arc::default(),
@@ -434,6 +447,23 @@ pub(super) mod tests {
         assert!(!stage.end_naming() && stage.is_asking(), "a page is awaited");
         stage.late(1, Vec::new(), false);
         assert!(stage.end_naming() && !stage.is_asking());
+    }
+
+    #[test]
+    fn what_is_awaited_when_the_first_pass_ends_is_sent_and_what_is_left_of_it_still_named() {
+        let (lanes, pool) = (lanes(), Pool::new(8 << 20));
+        let naming = Arc::new(naming(Waits::WhileBuffered));
+        let stage = Stage::new(naming, Arc::clone(lanes.queue()));
+        let query = |ticket| Errand(Kind::Query(Query { batch: batch(&pool), ticket }));
+        assert_eq!(stage.ticket(), Some(1));
+        lanes.submit(batch(&pool)).unwrap();
+        stage.queue.asks();
+        stage.received(query(1), Some(answer(0, 0b111))).unwrap();
+        assert_eq!(stage.open.lock().pending.bytes(), 3 * 4096);
+        stage.end_first_pass();
+        assert_eq!(stage.open.lock().pending.bytes(), 0);
+        assert!(stage.queue.has(|load| matches!(load, Load::Other(Errand(Kind::Reread(_))))));
+        assert_eq!(stage.ticket(), Some(2));
     }
 
     #[test]

@@ -75,6 +75,7 @@ impl Source {
             key: key(),
             before: None,
             shares: !of_disks,
+            only: None,
             cached: Some((cached, readable)),
             ram: numbered,
             handed_over: Arc::default(),

@@ -87,6 +87,7 @@ impl Prepared<'_> {
             key,
             before,
             shares: shared.is_some(),
+            only: None,
             cached,
             ram: Arc::clone(ram),
             handed_over: Arc::clone(handed_over),
