@@ -170,6 +170,12 @@ impl Joiner {
         self.newest.get(page.0 as usize) == Some(&epoch.0)
     }
 
+    /// Whether pages of this epoch may be written.
+    #[must_use]
+    pub fn has_started(&self, epoch: Epoch) -> bool {
+        epoch <= self.epoch
+    }
+
     /// Bytes of the non-RAM stream that were written.
     #[must_use]
     pub fn written(&self) -> u64 {
@@ -206,7 +212,7 @@ impl Joiner {
         pages: &[PageWord],
         record: &mut Record,
     ) -> Result<Joined, JoinError> {
-        if epoch > self.epoch {
+        if !self.has_started(epoch) {
             return Ok(Joined::Early);
         }
         record.pages.clear();

@@ -1,5 +1,7 @@
 //! Writes a domain of Xen to its receiver: the non-RAM stream as it comes, and pages of lanes as
-//! records.
+//! records. So are pages by name, whose content comes from elsewhere.
+
+mod late;
 
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -8,11 +10,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqC
 use std::time::Duration;
 
 use audit::{Delivery, Hash, Ledger};
-use page::{BlockId, Epoch, PAGE_BYTES, PageIndex};
+use dedup::destination::PagePlacer;
+use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use transport::LaneEnd;
 use wire::{BatchHeader, Tables};
-use xen::{Arrived, Joined, Joiner, Record};
+use xen::{Arrived, Joined, Joiner, PageKind, Record};
+
+use late::{LatePages, Waiting};
 
 /// Bytes of records that are written together.
 const WRITTEN_TOGETHER: usize = 256 << 10;
@@ -22,6 +27,9 @@ const BLOCK: BlockId = BlockId(0);
 /// Shared by the lanes of one domain, and by the thread that leads its arrival.
 pub(crate) struct DomainWriter {
     writing: Mutex<Writing>,
+    /// Page numbers are below.
+    pages_max: u32,
+    late: Mutex<Waiting>,
     /// An epoch has started, or all has ended.
     changed: Condvar,
     /// The receiver's input, to end a write.
@@ -61,6 +69,8 @@ impl DomainWriter {
         };
         Ok(Self {
             writing: Mutex::new(writing),
+            pages_max,
+            late: Mutex::default(),
             changed: Condvar::new(),
             input,
             ledger: ledger.transpose()?,
@@ -88,13 +98,18 @@ impl DomainWriter {
     ) -> Result<(), LaneEnd> {
         let (block, epoch) = (header.block, header.epoch);
         let arrived = Arrived { block, epoch, pages: &tables.pages, bytes, fills: &tables.fills };
+        self.place(&arrived, Delivery::Body)
+    }
+
+    fn place(&self, arrived: &Arrived<'_>, delivery: Delivery) -> Result<(), LaneEnd> {
         let mut writing = self.writing.lock();
         loop {
             if self.is_over.load(SeqCst) {
                 return Err(LaneEnd::Over);
             }
-            match self.write(&mut writing, &arrived).map_err(LaneEnd::Refused)? {
-                Joined::Record => self.note(&writing.joiner, &arrived),
+            self.write_late(&mut writing).map_err(LaneEnd::Refused)?;
+            match self.write(&mut writing, arrived).map_err(LaneEnd::Refused)? {
+                Joined::Record => self.note(&writing.joiner, arrived, delivery),
                 Joined::Stale => {}
                 Joined::Early => {
                     self.changed.wait(&mut writing);
@@ -102,6 +117,21 @@ impl DomainWriter {
                 }
             }
             return Ok(());
+        }
+    }
+
+    /// Writes pages whose content others had.
+    fn write_late(&self, writing: &mut MutexGuard<'_, Writing>) -> Result<(), String> {
+        loop {
+            // Not locked while they are written, so that no thread waits to add some.
+            let next = self.late.lock().take();
+            let Some(LatePages { block, epoch, pages, bytes, delivery }) = next else {
+                return Ok(());
+            };
+            let arrived = Arrived { block, epoch, pages: &pages, bytes: &bytes, fills: &[] };
+            if self.write(writing, &arrived)? == Joined::Record {
+                self.note(&writing.joiner, &arrived, delivery);
+            }
         }
     }
 
@@ -139,8 +169,8 @@ impl DomainWriter {
         Ok(())
     }
 
-    /// Records what the domain has now.
-    fn note(&self, joiner: &Joiner, arrived: &Arrived<'_>) {
+    /// Records what the domain has now, and how the bodies were delivered.
+    fn note(&self, joiner: &Joiner, arrived: &Arrived<'_>, delivery: Delivery) {
         let Some(block) = self.ledger.as_ref().and_then(|ledger| ledger.block(BLOCK)) else {
             return;
         };
@@ -148,7 +178,7 @@ impl DomainWriter {
         let mut writing = block.write();
         for (page, body) in arrived.pages.iter().zip(arrived.bytes.chunks_exact(PAGE_BYTES)) {
             if joiner.is_newest(*page, epoch) {
-                writing.placed(*page, hash.of(body), epoch, Delivery::Body);
+                writing.placed(*page, hash.of(body), epoch, delivery);
             }
         }
         for fill in arrived.fills {
@@ -167,9 +197,10 @@ impl DomainWriter {
         started.map_err(|error| format!("the source's stream is out of order: {error}"))
     }
 
-    /// Passes a piece of the non-RAM stream.
+    /// Passes a piece of the non-RAM stream, after all pages that count as placed.
     pub(crate) fn non_ram(&self, bytes: &[u8]) -> Result<(), String> {
         let mut writing = self.writing.lock();
+        self.write_late(&mut writing)?;
         self.pass(&writing.input, bytes)?;
         writing.joiner.non_ram(bytes);
         Ok(())
@@ -189,6 +220,63 @@ impl DomainWriter {
         // It ends a write. The receiver may have exited.
         let _ = self.input.shutdown(Shutdown::Both);
         self.stop();
+    }
+}
+
+/// Pages by name.
+impl PagePlacer for DomainWriter {
+    fn place_fills(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) -> Result<(), LaneEnd> {
+        let arrived = Arrived { block, epoch, pages: &[], bytes: &[], fills };
+        self.place(&arrived, Delivery::Fill)
+    }
+
+    fn check(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) -> Result<(), LaneEnd> {
+        if block != PageKind::Normal.block() {
+            let why = "the source sent pages by name that are no data, such as page tables";
+            return Err(LaneEnd::Refused(why.to_owned()));
+        }
+        if let Some(page) = pages.iter().find(|page| page.0 >= self.pages_max) {
+            let number = page.0;
+            let why = format!("the source named page {number:#x}, which is outside the domain");
+            return Err(LaneEnd::Refused(why));
+        }
+        let mut writing = self.writing.lock();
+        while !self.is_over.load(SeqCst) {
+            self.write_late(&mut writing).map_err(LaneEnd::Refused)?;
+            if writing.joiner.has_started(epoch) {
+                return Ok(());
+            }
+            self.changed.wait(&mut writing);
+        }
+        Err(LaneEnd::Over)
+    }
+
+    fn place_bodies(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        pages: &[PageIndex],
+        bytes: &[u8],
+        delivery: Delivery,
+    ) -> Result<(), LaneEnd> {
+        self.place(&Arrived { block, epoch, pages, bytes, fills: &[] }, delivery)
+    }
+
+    fn place_late(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        pages: &[PageIndex],
+        bytes: &[u8],
+        delivery: Delivery,
+    ) -> bool {
+        let (pages, bytes) = (pages.to_vec(), bytes.to_vec());
+        let late = LatePages { block, epoch, pages, bytes, delivery };
+        !self.is_over.load(SeqCst) && self.late.lock().add(late)
+    }
+
+    fn never_waits(&self) -> bool {
+        true
     }
 }
 

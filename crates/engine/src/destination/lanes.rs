@@ -30,11 +30,18 @@ struct State {
     /// None: no disks move.
     disks: Option<Arc<dyn BlockSink>>,
     /// None: the VM is no domain of Xen.
-    domain: Option<Arc<DomainWriter>>,
+    domain: Option<DomainPages>,
     over: bool,
     /// Connections being served, each by its own thread.
     connections: HashMap<u64, Closer>,
     begun: u64,
+}
+
+impl State {
+    fn by_name(&self) -> Option<&Arc<ByName>> {
+        let pages = self.pages.as_ref().and_then(|pages| pages.by_name.as_ref());
+        pages.or_else(|| self.domain.as_ref()?.by_name.as_ref())
+    }
 }
 
 /// The state that the lanes of one migration share with its arrival.
@@ -172,7 +179,7 @@ impl ArrivingLanes {
         self.unpackers.trim();
         // Locked, so that this is never the last reference: dropping that one may take long.
         let state = self.state.lock();
-        if let Some(by_name) = state.pages.as_ref().and_then(|pages| pages.by_name.as_ref()) {
+        if let Some(by_name) = state.by_name() {
             by_name.trim();
         }
     }
@@ -185,7 +192,7 @@ impl ArrivingLanes {
 
     /// Bytes that have arrived so far, over lanes and from disks.
     pub(crate) fn came_bytes(&self) -> u64 {
-        let by_name = self.state.lock().pages.as_ref().and_then(|pages| pages.by_name.clone());
+        let by_name = self.state.lock().by_name().cloned();
         let stored = by_name.map_or(0, |by_name| by_name.stored().read_bytes);
         self.received_bytes() + stored
     }
@@ -201,8 +208,8 @@ impl ArrivingLanes {
     }
 
     /// The pages are those of a domain of Xen. Called before any lane can connect.
-    pub(crate) fn with_domain(&self, domain: Arc<DomainWriter>) {
-        self.state.lock().domain = Some(domain);
+    pub(crate) fn with_domain(&self, writer: Arc<DomainWriter>, by_name: Option<Arc<ByName>>) {
+        self.state.lock().domain = Some(DomainPages { writer, by_name });
     }
 
     /// Ends all lanes, without waiting for them.
@@ -232,16 +239,16 @@ impl ArrivingLanes {
         {
             return false;
         }
-        let pages = state.pages.take();
+        let (pages, domain) = (state.pages.take(), state.domain.take());
         if let Some(pages) = &pages {
             pages.placer.close();
         }
         drop(state);
-        if let Some(pages) = pages {
+        if pages.is_some() || domain.is_some() {
             // Tables as large as a part of the VM's RAM, disks whose storage may hang, and a thread
             // that may be writing to the source: the VM may stand still meanwhile. If there is no
             // thread, the closure is dropped here.
-            let _ = data_threads::spawn("arrived", move || drop(pages));
+            let _ = data_threads::spawn("arrived", move || drop((pages, domain)));
         }
         true
     }
@@ -283,6 +290,34 @@ struct Pages {
     by_name: Option<Arc<ByName>>,
 }
 
+/// The destination of a domain's pages.
+#[derive(Clone)]
+struct DomainPages {
+    writer: Arc<DomainWriter>,
+    /// None: no pages are sent by name.
+    by_name: Option<Arc<ByName>>,
+}
+
+impl DomainPages {
+    /// Reads a batch, and has it written.
+    fn read(&self, lane: &mut Incoming, header: LaneHeader) -> Result<(), Unread> {
+        let Self { writer, by_name } = self;
+        match (header, by_name) {
+            (LaneHeader::Pages(header), _) => lane.hand_on(header, |tables, bodies| {
+                writer.take(header, tables, bodies)?;
+                if let Some(by_name) = by_name {
+                    by_name.came_as(header.block, header.epoch, tables, bodies);
+                }
+                Ok(())
+            })?,
+            (LaneHeader::Named(header), Some(by_name)) => by_name.take(lane, header)?,
+            (LaneHeader::Named(_), None) => return Err(Unread::NoNames),
+            (LaneHeader::Blocks(_), _) => return Err(Unread::OnlyPages),
+        }
+        Ok(())
+    }
+}
+
 impl ArrivingLanes {
     /// Reads a lane to its end, and adds what it reads to `received_bytes`, batch by
     /// batch.
@@ -293,8 +328,7 @@ impl ArrivingLanes {
             // A batch counts when it is placed: a lane that stands still brings nothing.
             let batch_bytes = header.batch_bytes();
             if let Some(domain) = &domain {
-                let LaneHeader::Pages(header) = header else { return Err(Unread::OnlyPages) };
-                lane.hand_on(header, |tables, bodies| domain.take(header, tables, bodies))?;
+                domain.read(lane, header)?;
                 received_bytes.fetch_add(batch_bytes, Relaxed);
                 continue;
             }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crossbeam_channel::{after, select};
+use dedup::destination::{Blocks, PagePlacer};
 use managers::xen::MovingDomain;
-use page::Epoch;
+use page::{Epoch, PAGE_BYTES};
 use switchover::MigrationId;
 use switchover::destination::{Driver, Event as Step};
 use switchover::journal::{Listed, Opened};
@@ -20,7 +21,9 @@ use xen::handshake::Answer;
 use super::audit::Auditing;
 use super::connect::{Connected, SILENCE, hex};
 use super::end::{End, ended};
+use super::sharing::{Agreed, Found};
 use crate::caught::caught;
+use crate::destination::by_name::ByName;
 use crate::destination::connections::Place;
 use crate::destination::domain::DomainWriter;
 use crate::destination::nic_use::Telling;
@@ -31,6 +34,23 @@ use crate::xen::{ArrivingDomain, Heard, Receiver, XenHost, noted};
 
 /// The part of the source's time to prepare that is left for its answer.
 const ANSWER_SHARE: u32 = 8;
+
+/// What takes a domain's pages.
+struct Pages {
+    writer: Arc<DomainWriter>,
+    /// None: no pages are sent by name.
+    by_name: Option<Arc<ByName>>,
+    audit: Auditing,
+    /// For the source's report: why content is not shared.
+    note: Option<String>,
+}
+
+impl Pages {
+    /// The cost of pages sent by name.
+    fn cost(&self) -> Cost {
+        self.by_name.as_ref().map(|by_name| by_name.cost()).unwrap_or_default()
+    }
+}
 
 /// How far an arrival is.
 #[derive(Default)]
@@ -81,19 +101,23 @@ impl Connected<'_> {
         let unread_max = SILENCE * waits.stall;
         let writer = DomainWriter::new(input, order.pages_max, hash, unread_max);
         let writer = Arc::new(writer.map_err(End::failed)?);
+        let pages = self.domain_pages(order, writer, audit)?;
         let mut driver = self.open_domain_journal(order, xen, &domain)?;
         let mut arriving = ArrivingDomain::new(&xen.xl, domain, receiver, waits.run);
-        self.lanes.with_domain(Arc::clone(&writer));
+        self.lanes.with_domain(Arc::clone(&pages.writer), pages.by_name.clone());
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
         // The journal is not touched meanwhile, so a fault is a failure like others.
-        let followed = caught(|| self.follow_domain(&arriving, &writer, audit));
+        let followed = caught(|| self.follow_domain(&arriving, &pages));
         let fault = Err(End::failed("a fault in the agent there; see its log"));
         let followed = followed.into_returned().unwrap_or(fault);
         match followed {
             // A lane may still hold pages for which the source never starts the epoch.
-            Ok(()) => writer.stop(),
-            Err(_) => writer.end(),
+            Ok(()) => pages.writer.stop(),
+            Err(_) => pages.writer.end(),
         }
+        let cost = pages.cost();
+        // With the lanes ends what finds pages by name, whose threads may write to the source.
+        drop(pages);
         self.end_lanes();
         let event = match followed {
             Ok(()) => Step::Loaded,
@@ -101,8 +125,8 @@ impl Connected<'_> {
             Err(End::Over(why)) => Step::ConnectionLost { reason: why.into() },
         };
         let settled = caught(|| {
-            self.step_domain(event, &mut driver, &mut arriving);
-            self.settle_with_source(&mut driver, &mut arriving);
+            self.step_domain(event, &mut driver, &mut arriving, &cost);
+            self.settle_with_source(&mut driver, &mut arriving, &cost);
         });
         if settled.returned().is_none() {
             // Only the journal tells whose domain it is. This ends the receiver.
@@ -142,6 +166,27 @@ impl Connected<'_> {
         Ok((&**xen, MovingDomain { name: domain.clone(), uuid: uuid.to_lowercase() }))
     }
 
+    /// Agrees to pages by name as ordered, and prepares to find them.
+    fn domain_pages(
+        &self,
+        order: &ReceiveDomain,
+        writer: Arc<DomainWriter>,
+        audit: Auditing,
+    ) -> Result<Pages, End> {
+        let agreed = order.sharing.as_ref().map(|wanted| self.agree(wanted)).unwrap_or_default();
+        let Agreed { shares, note, .. } = agreed;
+        // It can't be read here: it has nothing for others.
+        let mut blocks = Blocks::default();
+        blocks.push(order.domain.clone(), u64::from(order.pages_max) * PAGE_BYTES as u64, None);
+        let (threads, memory) = (self.lanes.threads(), &self.shared.local.resources.named);
+        let placer = Arc::clone(&writer) as Arc<dyn PagePlacer>;
+        let admitted = Found::of(shares, None).admit(placer, blocks, threads, memory);
+        let admitted = admitted.map_err(End::failed)?;
+        let start = |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);
+        let by_name = admitted.map(start).transpose().map_err(End::failed)?;
+        Ok(Pages { writer, by_name, audit, note })
+    }
+
     fn open_domain_journal(
         &self,
         order: &ReceiveDomain,
@@ -162,16 +207,14 @@ impl Connected<'_> {
     }
 
     /// Follows the source and the receiver until that has the domain.
-    fn follow_domain(
-        &self,
-        arriving: &ArrivingDomain,
-        writer: &DomainWriter,
-        audit: Auditing,
-    ) -> Result<(), End> {
+    fn follow_domain(&self, arriving: &ArrivingDomain, pages: &Pages) -> Result<(), End> {
         let receiver = arriving.receiver().ok_or_else(|| End::failed("it has no receiver"))?;
         self.say(&ToSource::Carrying(Carrying {
             token: hex(self.token),
-            hash: audit.chosen(),
+            hash: pages.audit.chosen(),
+            sharing: pages.by_name.is_some(),
+            waits: true,
+            notes: pages.note.iter().cloned().collect(),
             ..Carrying::default()
         }))?;
         let _telling = Telling::start(&self.lanes, &self.link).map_err(End::failed)?;
@@ -179,7 +222,7 @@ impl Connected<'_> {
         while progress.placed.is_none() || !progress.is_ready {
             match self.next_of_domain(&receiver.heard)? {
                 Next::Received(received) => {
-                    self.receive_of_domain(received, writer, audit, &mut progress)?;
+                    self.receive_of_domain(received, pages, &mut progress)?;
                 }
                 Next::Heard(Heard::Answer(Answer::Ready)) => progress.is_ready = true,
                 Next::Heard(Heard::Answer(answer)) => {
@@ -191,7 +234,7 @@ impl Connected<'_> {
                 Next::Heard(Heard::Ended(why)) => return Err(End::Failed(why)),
                 Next::Nothing => {}
             }
-            self.check_time(writer, &progress, &mut silence)?;
+            self.check_time(&pages.writer, &progress, &mut silence)?;
         }
         Ok(())
     }
@@ -214,10 +257,10 @@ impl Connected<'_> {
     fn receive_of_domain(
         &self,
         received: Received<ToDestination>,
-        writer: &DomainWriter,
-        audit: Auditing,
+        pages: &Pages,
         progress: &mut Progress,
     ) -> Result<(), End> {
+        let writer = &pages.writer;
         match received {
             Received::Tail(piece) => writer.non_ram(&piece).map_err(End::Failed),
             Received::Message(ToDestination::Epoch { epoch, position }) => {
@@ -227,7 +270,7 @@ impl Connected<'_> {
                 if progress.placed.is_none() =>
             {
                 if let Some(ledger) = writer.ledger() {
-                    self.audit(ledger, &[], &totals, audit)?;
+                    self.audit(ledger, &[], &totals, pages.audit)?;
                 }
                 progress.placed = Some(Instant::now());
                 Ok(())
@@ -266,16 +309,28 @@ impl Connected<'_> {
     }
 
     /// Follows the source until the switchover has ended on this side, or the connection is lost.
-    fn settle_with_source(&self, driver: &mut Driver, arriving: &mut ArrivingDomain) {
+    fn settle_with_source(
+        &self,
+        driver: &mut Driver,
+        arriving: &mut ArrivingDomain,
+        cost: &Cost,
+    ) {
         while let Some(wait) = driver.machine().wait()
             && let Some(event) = self.next_step(wait)
         {
-            self.step_domain(event, driver, arriving);
+            self.step_domain(event, driver, arriving, cost);
         }
     }
 
-    /// Passes an event to the switchover, and sends what follows.
-    fn step_domain(&self, event: Step, driver: &mut Driver, arriving: &mut ArrivingDomain) {
+    /// Passes an event to the switchover, and sends what follows: once the domain runs, the `cost`
+    /// of pages by name with the other costs.
+    fn step_domain(
+        &self,
+        event: Step,
+        driver: &mut Driver,
+        arriving: &mut ArrivingDomain,
+        cost: &Cost,
+    ) {
         driver.step(event, arriving);
         while let Some(said) = arriving.outbox.pop_front() {
             let runs = said.message == switchover::ToSource::Running;
@@ -285,7 +340,7 @@ impl Connected<'_> {
             }
             if runs {
                 let (cpu_s, ran_ms) = (self.lanes.cpu().as_secs_f64(), arriving.ran_ms());
-                let _ = self.say(&ToSource::Cost(Cost { cpu_s, ran_ms, ..Cost::default() }));
+                let _ = self.say(&ToSource::Cost(Cost { cpu_s, ran_ms, ..*cost }));
             }
         }
     }

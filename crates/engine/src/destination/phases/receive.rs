@@ -201,7 +201,7 @@ impl Connected<'_> {
         let threads = self.lanes.threads();
         let reads_nothing = found.reads_for_mapped_only() && mappings.iter().all(Option::is_none);
         let memory = &self.shared.local.resources.named;
-        let admitted = found.admit(Arc::clone(&placer), held, threads, memory);
+        let admitted = found.admit(Arc::clone(&placer) as _, held, threads, memory);
         let admitted = admitted.map_err(End::failed)?;
         let start = |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);
         let by_name = admitted.map(start).transpose().map_err(End::failed)?;

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use content::Domain;
 use data_threads::DataThreads;
-use dedup::destination::{Arriving, Blocks, Outbox, Resolving, Sharing};
+use dedup::destination::{Arriving, Blocks, Outbox, PagePlacer, Resolving, Sharing};
 use dedup::storage::Disks;
 use page::Reserve;
-use placer::Placer;
 use qemu::guest_disks;
 use qemu::machine::Machine;
 use wire::{SharingOrder, StorageOrder};
@@ -56,7 +55,7 @@ impl Found {
     /// The stage that finds them, and its messages to the source. None if no page is sent by name.
     pub(super) fn admit(
         self,
-        placer: Arc<Placer>,
+        placer: Arc<dyn PagePlacer>,
         blocks: Blocks,
         threads: &Arc<DataThreads>,
         memory: &Arc<Reserve>,
