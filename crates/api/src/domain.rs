@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::audit::Audit;
 use crate::bounds::Bounds;
 use crate::migration::{Compress, default_downtime_ms};
+use crate::sharing::Sharing;
 
 /// The longest line of JSON.
 pub const DOMAIN_LINE_BYTES_MAX: usize = 64 << 10;
@@ -44,6 +45,9 @@ pub struct SendDomain {
     /// How pages are encoded.
     #[serde(default)]
     pub compress: Compress,
+    /// How it shares content with other VMs.
+    #[serde(default)]
+    pub sharing: Sharing,
     /// What is compared before the domain is given up.
     #[serde(default)]
     pub audit: Audit,
@@ -88,6 +92,7 @@ mod tests {
     fn an_order_needs_a_host_and_nothing_else() {
         let order: SendDomain = serde_json::from_str(r#"{"to":"host-b"}"#).unwrap();
         assert_eq!((order.to.as_str(), order.downtime_ms, order.again), ("host-b", 300, None));
+        assert_eq!(order.sharing, Sharing::default());
         assert!(serde_json::from_str::<SendDomain>(r#"{"to":"host-b","lane":1}"#).is_err());
         let ended = DomainEvent::Ended { moved: true, text: "it runs there".to_owned() };
         let json = serde_json::to_string(&ended).unwrap();

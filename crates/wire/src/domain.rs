@@ -6,7 +6,8 @@
 //!        receive-domain -------------------> starts xl's receiver, opens its journal
 //!        <------------------------ carrying
 //!        tail ..., epoch (where it starts) -> writes to the receiver, in order
-//!        pages by lanes -------------------> writes them as records of their own
+//!        pages by lanes, or their names ---> writes them as records of their own
+//!        <------------------- answers, late
 //!        placed ---------------------------> audits; the receiver is ready
 //!        <-- loaded, go, running ... ------- the switchover's messages
 //! ```
@@ -15,7 +16,7 @@ use data_threads::SchedParams;
 use serde::{Deserialize, Serialize};
 use switchover::MigrationId;
 
-use crate::control::AuditOrder;
+use crate::control::{AuditOrder, SharingOrder};
 
 /// The order to receive a domain.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -43,4 +44,7 @@ pub struct ReceiveDomain {
     /// See [`Prepare`](crate::Prepare).
     #[serde(default)]
     pub hashes: Vec<String>,
+    /// Pages of data may be sent by name.
+    #[serde(default)]
+    pub sharing: Option<SharingOrder>,
 }

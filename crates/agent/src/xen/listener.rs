@@ -191,6 +191,7 @@ impl Shared {
             let text = "--audit deep: the memory of a domain of Xen cannot be read back";
             return Err(Denied::Invalid(text.to_owned()));
         }
+        order.sharing.check().map_err(|error| Denied::Invalid(error.to_string()))?;
         let peer = self.migrations.peer(&order.to)?;
         Ok((peer, self.migrations.new_id()?))
     }

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use agent::config::API_DEFAULT;
 use api::{
-    Audit, BitRate, Bounds, Compress, CpuFloor, Cpus, DomainEvent, Priority, SendDomain,
-    domain_socket,
+    Audit, BitRate, Bounds, Compress, CpuFloor, Cpus, DomainEvent, Priority, SendDomain, Share,
+    Sharing, domain_socket,
 };
 use clap::Args as ClapArgs;
 use client::Problem;
@@ -70,6 +70,13 @@ pub(crate) struct XenSendArgs {
     /// The CPUs that its data threads run on, at both hosts, such as 0-3,8
     #[arg(long, value_name = "LIST")]
     cpus: Option<Cpus>,
+    /// Whether pages that VMs at the destination, or in its rack, already have are left out
+    /// [default: auto]
+    #[arg(long, value_parser = one_of::<Share>(words::SHARE))]
+    share: Option<Share>,
+    /// The sharing domain: only VMs of the same one share content [default: the cluster's own]
+    #[arg(long, value_name = "LABEL")]
+    share_domain: Option<String>,
     /// What is compared before the domain is given up [default: on]
     #[arg(long, value_parser = one_of::<Audit>(words::AUDIT))]
     audit: Option<Audit>,
@@ -85,6 +92,11 @@ impl XenSendArgs {
             blackout_max_s: self.blackout_max,
             timeout_s: self.timeout,
             compress: self.compress.unwrap_or_default(),
+            sharing: Sharing {
+                share: self.share.unwrap_or_default(),
+                domain: self.share_domain,
+                together: false,
+            },
             audit: self.audit.unwrap_or_default(),
             bounds: Bounds {
                 limit_bits_per_s: self.limit,

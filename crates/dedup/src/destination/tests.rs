@@ -7,17 +7,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use audit::Delivery;
 use content::{Domain, Holder, Key, NAME_BYTES, Name};
-use crossbeam_channel::{Receiver, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use data_threads::{DataThreads, SchedParams};
 use directory::protocol::Ask;
 use directory::{Directory, DirectoryError, HostName};
 use identity::Security;
-use page::{BlockId, Epoch, PAGE_BYTES, PageIndex, Reserve};
+use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex, Reserve};
+use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::Mapping;
-use transport::Incoming;
-use wire::{Answer, LaneHeader, Late, Names, ToSource};
+use transport::{Incoming, LaneEnd};
+use wire::{Answer, LaneHeader, Late, Names, Tables, ToSource};
 
 use super::drained::Drained;
 use super::in_flight::Claim;
@@ -52,6 +54,44 @@ fn arriving() -> Arriving {
     blocks.push("rom".to_owned(), bytes, None);
     let memory = Reserve::new(NAMED_BYTES_MAX);
     Arriving { placer, blocks, disks: None, sleeps: false, memory }
+}
+
+/// Keeps what is placed, and can't be read.
+#[derive(Default)]
+struct Pipe(Mutex<Vec<(PageIndex, Vec<u8>)>>);
+
+impl PagePlacer for Pipe {
+    fn place_fills(&self, _: BlockId, _: Epoch, _: &[Fill]) -> Result<(), LaneEnd> {
+        Ok(())
+    }
+
+    fn check(&self, _: BlockId, _: Epoch, _: &[PageIndex]) -> Result<(), LaneEnd> {
+        Ok(())
+    }
+
+    fn place_bodies(
+        &self,
+        _: BlockId,
+        _: Epoch,
+        pages: &[PageIndex],
+        bytes: &[u8],
+        _: Delivery,
+    ) -> Result<(), LaneEnd> {
+        let bodies = bytes.chunks_exact(PAGE_BYTES).map(<[u8]>::to_vec);
+        self.0.lock().extend(pages.iter().copied().zip(bodies));
+        Ok(())
+    }
+
+    fn never_waits(&self) -> bool {
+        true
+    }
+}
+
+/// A VM whose pages go into a pipe.
+fn arriving_by(pipe: &Arc<Pipe>) -> Arriving {
+    let mut blocks = Blocks::default();
+    blocks.push("web1".to_owned(), 16 * PAGE_BYTES as u64, None);
+    Arriving { placer: Arc::clone(pipe) as _, blocks, ..arriving() }
 }
 
 /// The answer to its source for a page by name: whether it is wanted, and whether it is awaited.
@@ -203,6 +243,85 @@ fn a_vm_that_arrives_may_have_content_for_vms_of_its_domain() {
     assert!(has_any(&red) && !has_any(&Domain::default()));
     drop(admitted);
     assert!(!has_any(&red));
+}
+
+/// It can't be copied from its memory later.
+#[test]
+fn what_a_vm_that_can_not_be_read_gets_is_handed_on_as_it_comes() {
+    let threads = DataThreads::new(SchedParams::default(), |_| {});
+    let exchange = Exchange::start(1 << 10, None).unwrap();
+    let pipe = Arc::<Pipe>::default();
+    let (one, mut hears_one) = exchange.admit(key(), None, arriving_by(&pipe), &threads).unwrap();
+    let (other, mut hears_other) = exchange.admit(key(), None, arriving(), &threads).unwrap();
+    let content = vec![9; PAGE_BYTES];
+    let version = (key().name(&content), Epoch(1));
+    let ask = |vm: &Resolving, page, ticket| {
+        let (mut source, _lane) = named_as(vm, version, MAPPED, page, ticket);
+        received(&mut source)
+    };
+    let came = |page| {
+        let tables = Tables { pages: vec![PageIndex(page)], fills: Vec::new() };
+        one.came_as(MAPPED, Epoch(1), &tables, &content);
+    };
+    let placed = |hears: &mut Outbox| match hears.next() {
+        Some(ToSource::Late { batches }) => {
+            matches!(&*batches, [Late { wanted, more: false, .. }] if wanted.is_empty())
+        }
+        _ => false,
+    };
+    assert_eq!(ask(&one, 0, 1), (1, 0), "its source sends it");
+    assert_eq!(ask(&one, 5, 2), (0, 1), "the same is on its way");
+    came(0);
+    assert!(placed(&mut hears_one));
+    assert_eq!(*pipe.0.lock(), [(PageIndex(5), content.clone())]);
+    assert_eq!(ask(&one, 7, 3), (1, 0), "it is not found any more");
+    assert_eq!(ask(&other, 3, 4), (0, 1));
+    came(7);
+    assert!(placed(&mut hears_other));
+    let mut page = vec![0; PAGE_BYTES];
+    assert!(other.recipient().blocks.read(3, &mut page) && page == content);
+    assert_eq!(ask(&one, 8, 5), (0, 0), "the other VM has it");
+    assert_eq!(pipe.0.lock().last(), Some(&(PageIndex(8), content.clone())));
+}
+
+/// A directory that knows of nothing, and reports what it is asked.
+#[derive(Debug)]
+struct Empty(Sender<(Ask, Vec<Name>)>);
+
+impl Directory for Empty {
+    fn ask(
+        &self,
+        ask: Ask,
+        _: &HostName,
+        names: &[Name],
+        answers: &mut Vec<directory::Answer>,
+        _: Instant,
+    ) -> Result<(), DirectoryError> {
+        if ask == Ask::Claim {
+            answers.extend(names.iter().map(|_| directory::Answer::Yours));
+        }
+        let _ = self.0.send((ask, names.to_vec()));
+        Ok(())
+    }
+}
+
+#[test]
+fn other_hosts_are_not_made_to_wait_for_what_can_not_be_read_here() {
+    let (tell, told) = unbounded();
+    let at = DirectoryAt::Elsewhere(Arc::new(Empty(tell)));
+    let rack = Rack::new("a", Vec::new(), Security::Plaintext, at).unwrap();
+    let exchange = Exchange::start(1 << 10, Some(rack)).unwrap();
+    let threads = DataThreads::new(SchedParams::default(), |_| {});
+    let (domain, vm) = (Domain::default(), arriving_by(&Arc::default()));
+    let (vm, _hears) = exchange.admit(key(), Some(&domain), vm, &threads).unwrap();
+    assert_eq!(said(&vm, MAPPED, 0), (1, 0));
+    let next = || told.recv_timeout(Duration::from_secs(10)).expect("the directory is asked");
+    let mut asked = [next(), next(), next()];
+    // Another thread has the host forgotten at the start.
+    let order = [Ask::Forget, Ask::Claim, Ask::Release];
+    asked.sort_by_key(|(ask, _)| order.iter().position(|one| one == ask));
+    let expected = [(Ask::Forget, vec![]), (Ask::Claim, vec![NAME]), (Ask::Release, vec![NAME])];
+    assert_eq!(asked, expected);
 }
 
 /// A directory that answers once the other end is dropped, or late.

@@ -2,9 +2,6 @@ use std::io::Read;
 use std::sync::Arc;
 use std::thread;
 
-use page::Fill;
-use xen::PageKind;
-
 use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -72,6 +69,67 @@ fn pages_wait_for_their_epoch_and_are_audited_with_their_last_content() {
     assert!(written.starts_with(b"head") && written.ends_with(b"tail"));
     // Two records of a page each, and of two pages twice.
     assert_eq!(written.len(), 8 + 3 * 16 + 5 * (8 + PAGE_BYTES));
+}
+
+/// What threads that serve other VMs too have found is written before the stream goes on, and the
+/// newest version of a page wins.
+#[test]
+fn pages_by_name_are_written_by_the_next_thread_that_writes() {
+    let (writer, mut receiver) = writer(1000, LONG);
+    writer.epoch(Epoch(1), 0).unwrap();
+    let normal = PageKind::Normal.block();
+    let late = |pages: &[u32]| {
+        let (header, tables, bytes) = batch(1, pages);
+        writer.check(header.block, header.epoch, &tables.pages).unwrap();
+        writer.place_late(normal, Epoch(1), &tables.pages, &bytes, Delivery::SameHost)
+    };
+    assert!(late(&[3]) && late(&[4, 5]) && writer.written_bytes() == 0);
+    let (_, tables, bytes) = batch(1, &[9]);
+    writer.place_bodies(normal, Epoch(1), &tables.pages, &bytes, Delivery::SameHost).unwrap();
+    writer.epoch(Epoch(2), 0).unwrap();
+    take(&writer, 2, &[7]).unwrap();
+    assert!(late(&[7, 8]));
+    let zeros = Fill { first: PageIndex(1), count: 1, byte: 0 };
+    writer.place_fills(normal, Epoch(2), &[zeros]).unwrap();
+    assert!(late(&[6]));
+    writer.non_ram(b"tail").unwrap();
+    let expected = Ledger::new(Hash::default(), [1000]).unwrap();
+    let block = expected.block(BLOCK).unwrap();
+    for (page, byte) in [(1, 0), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (9, 9)] {
+        let fingerprint = block.hash().of_fill(byte);
+        block.write().placed(PageIndex(page), fingerprint, Epoch(2), Delivery::Body);
+    }
+    assert_eq!(writer.ledger().unwrap().totals(), expected.totals());
+    let record = |pages: usize| 16 + pages * (8 + PAGE_BYTES);
+    let bytes = [1, 2, 1, 1, 1, 1, 1].map(record).iter().sum::<usize>() + b"tail".len();
+    assert_eq!(writer.written_bytes(), bytes as u64);
+    writer.stop();
+    assert!(!late_after_the_end(&writer));
+    drop(writer);
+    let mut written = Vec::new();
+    receiver.read_to_end(&mut written).unwrap();
+    assert!(written.len() == bytes && written.ends_with(b"tail"));
+}
+
+fn late_after_the_end(writer: &DomainWriter) -> bool {
+    let (header, tables, bytes) = batch(1, &[10]);
+    writer.place_late(header.block, header.epoch, &tables.pages, &bytes, Delivery::Rack)
+}
+
+#[test]
+fn page_tables_do_not_go_by_name() {
+    let (writer, _receiver) = writer(1000, LONG);
+    writer.epoch(Epoch(1), 0).unwrap();
+    let refused = |kind: PageKind, page| {
+        match writer.check(kind.block(), Epoch(1), &[PageIndex(page)]) {
+            Err(LaneEnd::Refused(why)) => why,
+            other => panic!("{other:?}"),
+        }
+    };
+    let tables = PageKind::ALL.into_iter().filter(|kind| *kind != PageKind::Normal);
+    tables.for_each(|kind| assert!(refused(kind, 1).contains("page tables"), "{kind:?}"));
+    assert!(refused(PageKind::Normal, 1000).contains("outside the domain"));
+    writer.check(PageKind::Normal.block(), Epoch(1), &[PageIndex(999)]).unwrap();
 }
 
 #[test]

@@ -134,6 +134,10 @@ impl Leading<'_> {
                 let now = Instant::now();
                 self.suspended = Some(streaming.passes.suspended_at().unwrap_or(now));
                 self.report_builder.enter(Phase::Stopped);
+                if let Some(stage) = &streaming.flow.stage {
+                    // The domain stands still: what is still awaited is sent.
+                    stage.end_naming();
+                }
                 // Until the commit the domain is taken back if the destination is silent.
                 let _ = self.link.set_dead_after(DEAD_AFTER);
                 let threads = &streaming.flow.threads;

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use ::audit::Hash;
 use api::{Outcome, SendDomain};
 use crossbeam_channel::{Receiver, bounded, never};
+use dedup::source::{Naming, Plan, Waits};
 use managers::xen::MovingDomain;
 use switchover::MigrationId;
 use switchover::journal::Opened;
 use switchover::source::{Driver, Event};
 use wire::carry::Carrying;
 use wire::{ReceiveDomain, ToDestination, ToSource};
-use xen::Configuration;
+use xen::{Configuration, PageKind};
 
 use super::DepartedDomain;
 use super::following::{Next, of_peer};
@@ -25,7 +26,7 @@ use crate::link::{CARRIED_DEAD_AFTER, Link, Received};
 use crate::report_builder::ReportBuilder;
 use crate::source::bounds::sched_params;
 use crate::source::context::{local as local_error, no_thread};
-use crate::source::{audit, connection};
+use crate::source::{audit, by_name, connection};
 use crate::xen::{DepartingDomain, XlPipes, noted};
 
 /// The leading thread's state.
@@ -160,6 +161,11 @@ impl<'m> Leading<'m> {
     /// Orders the destination to start a receiver.
     fn order(&self, configuration: &Configuration) -> Result<Carrying, MigrationError> {
         let progress = self.report_builder.watch().progress().1;
+        let sharing = by_name::order(self.local, &self.request.sharing, self.sharing_domain());
+        let sharing = sharing.unwrap_or_else(|note| {
+            self.report_builder.note(note);
+            None
+        });
         let opened = self.driver.journal().opened();
         let order = ReceiveDomain {
             migration: progress.id,
@@ -172,6 +178,7 @@ impl<'m> Leading<'m> {
             terms: sched_params(&self.report_builder.watch().bounds(), false),
             audit: audit::ordered(self.request.audit),
             hashes: Hash::offered(),
+            sharing,
         };
         self.say(&ToDestination::ReceiveDomain(Box::new(order)))?;
         let until = Instant::now() + self.local.waits.prepare;
@@ -180,6 +187,9 @@ impl<'m> Leading<'m> {
                 Next::Received(Received::Message(ToSource::Carrying(carrying))) => {
                     let prepare_s = self.report_builder.elapsed_s();
                     self.report_builder.tell(|report| report.prepare_s = prepare_s);
+                    for note in &carrying.notes {
+                        self.report_builder.note(note.clone());
+                    }
                     return Ok(carrying);
                 }
                 Next::Received(Received::Message(ToSource::Refused { reason })) => {
@@ -194,6 +204,30 @@ impl<'m> Leading<'m> {
                 Next::Rebound | Next::Notice(_) => {}
             }
         }
+    }
+
+    /// The sharing domain: the cluster's own, unless the order names another.
+    fn sharing_domain(&self) -> content::Domain {
+        content::Domain(self.request.sharing.domain.clone().unwrap_or_default())
+    }
+
+    /// The naming of pages, if the destination takes names.
+    pub(super) fn naming(&self, carrying: &Carrying) -> Option<Arc<Naming>> {
+        let sharing = self.local.sharing.as_ref().filter(|_| carrying.sharing)?;
+        Some(Arc::new(Naming::new(Plan {
+            key: sharing.key(&self.sharing_domain()),
+            // Its memory can't be read ahead of xl, or again: bodies are kept.
+            before: None,
+            cached: None,
+            ram: Arc::default(),
+            handed_over: Arc::default(),
+            shares: true,
+            // Page tables have the source's page numbers, in places that the receiver rewrites.
+            only: Some(PageKind::Normal.block()),
+            sleeps: false,
+            is_fixed: false,
+            waits: if carrying.waits { Waits::WhileBuffered } else { Waits::Never },
+        })))
     }
 
     /// Keeps the domain after an error from before the commit.

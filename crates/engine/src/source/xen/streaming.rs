@@ -66,7 +66,7 @@ impl Streaming {
         let plan = FlowPlan {
             state,
             lanes,
-            naming: None,
+            naming: leading.naming(carrying),
             handed_over: audit.handed_over(),
             link,
             network: &network,

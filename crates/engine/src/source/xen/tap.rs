@@ -70,6 +70,9 @@ impl XlTap {
         let pages_max = u64::from(configuration.pages_max());
         collector.state.announce_ram(configuration.memory_bytes, false);
         collector.handed_over.announce([pages_max].into_iter());
+        if let Some(naming) = &collector.naming {
+            naming.announce(&[], false);
+        }
         let reading = Reading {
             pipes,
             collector,
@@ -282,7 +285,7 @@ impl Reading {
     }
 
     /// Has the lanes send a batch.
-    fn hand_on(&mut self, batch: Batch) -> Result<(), MigrationError> {
+    fn hand_on(&mut self, mut batch: Batch) -> Result<(), MigrationError> {
         data_threads::point();
         if batch.is_empty() {
             return Ok(());
@@ -300,6 +303,9 @@ impl Reading {
         self.passes.took(&batch);
         self.note(&batch);
         self.are_pages_out = true;
+        if let Some(naming) = &self.collector.naming {
+            naming.hand_over(&mut batch);
+        }
         self.collector.lanes.submit(batch).map_err(|source| self.lanes_failed(source))
     }
 
