@@ -29,7 +29,7 @@ const AGENTS_PORT: u16 = 7800;
 /// Longest time until an agent ends what breaks the rules.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// 12 MiB: more than fits into the buffers of a slow link.
-const PAGES: u32 = 3072;
+pub const PAGES: u32 = 3072;
 
 /// The hosts, their agents and domains.
 pub struct Domains {
@@ -41,6 +41,8 @@ pub struct Domains {
     life: Life,
     dir: TempDir,
     certificates: Certificates,
+    /// QEMUs of each host, which run next to its domains.
+    pub qemus: [Vec<u32>; 2],
 }
 
 /// A running `xl migrate`.
@@ -74,7 +76,8 @@ impl Domains {
             Store::create(home, side.name(), &life).unwrap()
         });
         let xl = PathBuf::from(xl);
-        let mut domains = Self { world, xl, stores, life, dir, certificates };
+        let qemus = [Vec::new(), Vec::new()];
+        let mut domains = Self { world, xl, stores, life, dir, certificates, qemus };
         for side in [Side::A, Side::B] {
             domains.configure(side, &[side.other().name()]);
         }
@@ -146,6 +149,13 @@ impl Domains {
         self.begin_by(from, name, options, &format!("exec {send}"))
     }
 
+    /// The same with these options of its transport.
+    #[must_use]
+    pub fn begin_with(&self, from: Side, name: &str, options: &str) -> Migrating {
+        let send = self.transport(from, from.other().name());
+        self.begin_by(from, name, &[], &format!("exec {send} {options}"))
+    }
+
     /// The transport to this host.
     #[must_use]
     pub fn transport(&self, from: Side, to: &str) -> String {
@@ -189,7 +199,9 @@ impl Domains {
         last.unwrap()
     }
 
-    fn report(&self, side: Side, name: &str) -> Report {
+    /// The report of the newest migration of a domain.
+    #[must_use]
+    pub fn report(&self, side: Side, name: &str) -> Report {
         let id = self.ended(side, name).id;
         let report = self.world.tells(side, &["report", &id, "--json"]);
         serde_json::from_str(&report).unwrap()
@@ -221,7 +233,7 @@ impl Domains {
             std::thread::sleep(PAUSE);
         }
         for side in [Side::A, Side::B] {
-            self.world.assert_only(side, &[]);
+            self.world.assert_only(side, &self.qemus[side as usize]);
         }
         let side = self.runs_at(name);
         let side = side.unwrap_or_else(|| fatal(Fatal::VmLost, format_args!("{name} stopped")));

@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use lab_guest::content::{self as guests, Identity, Kind};
 use lab_guest::random::Random;
 use page::{BlockId, PAGE_BYTES, PageIndex};
 use xen::{DomainKind, PageKind, PageWord};
@@ -42,9 +43,24 @@ fn kind_of(domain: DomainKind, pages: u32, page: u32) -> PageKind {
     }
 }
 
-/// What a page holds. Of four that were never written again one is zero, and one of four shrinks.
+/// Whether guests of the lab have this page too.
+fn is_common(page: u32, version: u32) -> bool {
+    version == 0 && page % 4 >= 2
+}
+
+/// What a page holds. Of four that were never written again one is zero, and two are those of
+/// guests; one of four shrinks.
 fn content(page: u32, version: u32) -> [u8; PAGE_BYTES] {
     let mut bytes = [0; PAGE_BYTES];
+    if is_common(page, version) {
+        let identity = Identity { seed: Memory::COMMON_SEED, page: page.into(), version };
+        let mut words = [0; lab_guest::PAGE_WORDS];
+        guests::write(Kind::Steps, identity, &mut words);
+        for (bytes, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        return bytes;
+    }
     let random_bytes = match page % 4 {
         0 if version == 0 => 0,
         1 => PAGE_BYTES / 8,
@@ -55,6 +71,18 @@ fn content(page: u32, version: u32) -> [u8; PAGE_BYTES] {
 }
 
 impl Memory {
+    /// The seed of guests whose random content, from its first page on, a new domain has in part.
+    pub const COMMON_SEED: u64 = 5;
+
+    /// Bytes of data in a new domain that such a guest has too.
+    #[must_use]
+    pub fn common_bytes(domain: DomainKind, pages: u32) -> u64 {
+        let is_data = |page: &u32| kind_of(domain, pages, *page) == PageKind::Normal;
+        let own = table_pages(pages)..pages;
+        let common = own.filter(is_data).filter(|page| is_common(*page, 0));
+        (common.count() * PAGE_BYTES) as u64
+    }
+
     /// Memory of which no page is there.
     #[must_use]
     pub fn empty(pages: u32) -> Self {
