@@ -40,6 +40,7 @@ help:
 	@echo '  make proxmox-test   as Proxmox VE moves VMs, with OpenSSH'
 	@echo '  make upgrade-test   between agents of this release and the one before'
 	@echo '  make xen-test       with Xen and xl on two emulated hosts; some ten minutes'
+	@echo '  make xen-record     streams of xl there, for the tests of crate xen'
 	@echo 'Measure'
 	@echo '  make bench          lists the benchmarks'
 	@echo '  make bench-NAME     one of them, RUNS=5 times, QEMU=11.1 CONGESTION=reno PREDICT=1'
@@ -148,6 +149,15 @@ proxmox-test: tests
 xen-test: tests
 	@$(DEBUG)/lab setup --xen
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end xen_hosts::
+
+# Streams of xl itself, for the tests and fuzzing of crate xen.
+.PHONY: xen-record
+xen-record: tests
+	@$(DEBUG)/lab setup --xen
+	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end \
+	    xen_hosts::what_xl_writes_is_understood_and_kept
+	@mkdir -p workshop/seeds/recorded
+	cp target/xen-streams/*.xl workshop/seeds/recorded/
 
 # With agents of the previous release, which has to be compiled first.
 .PHONY: upgrade-test

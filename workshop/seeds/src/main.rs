@@ -8,6 +8,11 @@ use std::path::Path;
 /// Streams of QEMU.
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/stream/tests/recorded");
 
+/// Streams of xl.
+const RECORDED_OF_XL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/recorded");
+/// Records of pages that are left of a recorded stream: each is as large as a small one.
+const XL_RECORDS: usize = 8;
+
 fn main() -> io::Result<()> {
     write("cachemap_content", &cachemap::fuzzing::seed_contents())?;
     write("cachemap_port", &cachemap::fuzzing::seeds())?;
@@ -23,7 +28,7 @@ fn main() -> io::Result<()> {
     write("switchover_journal", &[switchover::fuzzing::seed_journal()])?;
     write("wire_control", &wire::fuzzing::seed_controls())?;
     write("wire_lane", &wire::fuzzing::seed_lanes())?;
-    write("xen_stream", &xen::fuzzing::seeds())
+    write("xen_stream", &xen_streams()?)
 }
 
 fn write<S: AsRef<[u8]>>(target: &str, seeds: &[S]) -> io::Result<()> {
@@ -31,6 +36,24 @@ fn write<S: AsRef<[u8]>>(target: &str, seeds: &[S]) -> io::Result<()> {
     fs::create_dir_all(&folder)?;
     let mut numbered = seeds.iter().enumerate();
     numbered.try_for_each(|(number, seed)| fs::write(folder.join(format!("seed-{number}")), seed))
+}
+
+/// Small ones, and those that `make xen-record` has recorded, if any, with few of their pages.
+fn xen_streams() -> io::Result<Vec<Vec<u8>>> {
+    let mut streams = xen::fuzzing::seeds();
+    if !Path::new(RECORDED_OF_XL).exists() {
+        return Ok(streams);
+    }
+    for entry in fs::read_dir(RECORDED_OF_XL)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "xl") {
+            let recording = xen::recording::Recording::parse(&fs::read(&path)?);
+            let recording = recording.map_err(io::Error::other)?;
+            let short = recording.shortened(XL_RECORDS);
+            streams.extend((0..4_u8).map(|how| [&[how], &short[..]].concat()));
+        }
+    }
+    Ok(streams)
 }
 
 /// Small ones, and recorded ones, each as a seed for both stream kinds, in one piece.

@@ -2,6 +2,7 @@
 //! and their guests find right, and what ends meanwhile leaves them running once. `make xen-test`
 //! runs these.
 
+use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use lab::fatal::{Kind, fatal};
 use lab::setup;
 use lab::xen::{DomainSpec, Migrated, Virtualization, XenHost, XenHosts};
 use marks::runs;
+use xen::recording::Recording;
 
 /// Checks of all memory after a move: the first one may have begun before it.
 const CHECKS: u64 = 2;
@@ -80,6 +82,25 @@ fn domains_of_both_kinds_go_there_and_back() {
     let hosts = boot();
     there_and_back(&hosts, &spec("pv1", Virtualization::Pv));
     there_and_back(&hosts, &spec("pvh1", Virtualization::Pvh));
+}
+
+/// Streams of xl itself, without the contents of pages: crate xen understands them. They are kept
+/// in target/xen-streams, from where `make xen-record` takes them for its own tests and fuzzing.
+#[runs(alone, requested)]
+#[test]
+fn what_xl_writes_is_understood_and_kept() {
+    let hosts = boot();
+    let kept = setup::repository().join("target/xen-streams");
+    fs::create_dir_all(&kept).unwrap();
+    let domains = [("pv1", Virtualization::Pv, "--debug"), ("pvh1", Virtualization::Pvh, "")];
+    for (name, virtualization, options) in domains {
+        hosts.a.create(&spec(name, virtualization)).unwrap();
+        let (moved, recorded) = hosts.a.migrate_recorded(name, &hosts.b, options).unwrap();
+        fs::write(kept.join(format!("{name}.xl")), &recorded).unwrap();
+        assert_moved(&hosts, &hosts.a, name, &moved);
+        Recording::parse(&recorded).unwrap().check();
+        hosts.b.destroy_all().unwrap();
+    }
 }
 
 /// Runs `act` once the live passes of a migration have started.

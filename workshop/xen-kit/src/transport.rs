@@ -7,21 +7,36 @@ use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::thread;
 
+use crate::recorder::Recorder;
+
 const PIECE_BYTES: usize = 128 << 10;
 
 /// Copies pieces as they come: a text of xl's handshake must not wait for more.
-fn copy(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
+fn copy(from: impl Read, to: impl Write) -> io::Result<()> {
+    copy_recorded(from, to, None)
+}
+
+/// The same, and records them first: what has arrived was recorded.
+fn copy_recorded(
+    mut from: impl Read,
+    mut to: impl Write,
+    mut recorder: Option<Recorder>,
+) -> io::Result<()> {
     let mut piece = vec![0; PIECE_BYTES];
     loop {
-        match from.read(&mut piece)? {
-            0 => return Ok(()),
-            bytes => to.write_all(&piece[..bytes])?,
+        let bytes = from.read(&mut piece)?;
+        if bytes == 0 {
+            return Ok(());
         }
+        if let Some(recorder) = &mut recorder {
+            recorder.push(&piece[..bytes])?;
+        }
+        to.write_all(&piece[..bytes])?;
     }
 }
 
 /// Sends standard input, and writes what comes back to standard output.
-pub(crate) fn send(address: &str) -> io::Result<()> {
+pub(crate) fn send(address: &str, recorder: Option<Recorder>) -> io::Result<()> {
     let stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
     let input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -29,7 +44,9 @@ pub(crate) fn send(address: &str) -> io::Result<()> {
     let sender = stream.try_clone()?;
     // It may wait for input when the receiver has ended, and this process with it.
     thread::spawn(move || {
-        let _ = copy(input, &sender);
+        if let Err(error) = copy_recorded(input, &sender, recorder) {
+            eprintln!("xen-kit: {error}");
+        }
         let _ = sender.shutdown(Shutdown::Write);
     });
     copy(stream, output)

@@ -253,13 +253,39 @@ impl XenHost {
     /// # Errors
     /// If a host does not answer.
     pub fn migrate_plainly(&self, name: &str, to: &Self) -> Result<Migrated> {
+        let target = Self::listen_plainly(to)?;
+        self.migrate_by(name, "", &format!("exec xen-kit send {target}"))
+    }
+
+    /// The same with these options of `xl migrate`. Returns what xl wrote to its transport, without
+    /// the contents of pages, as `xen::recording` reads it.
+    ///
+    /// # Errors
+    /// As [`XenHost::migrate_plainly`], or if nothing was recorded.
+    pub fn migrate_recorded(
+        &self,
+        name: &str,
+        to: &Self,
+        options: &str,
+    ) -> Result<(Migrated, Vec<u8>)> {
+        let target = Self::listen_plainly(to)?;
+        let file = format!("/root/{name}.xl");
+        let transport = format!("exec xen-kit record {file} {target}");
+        let moved = self.migrate_by(name, options, &transport)?;
+        let text = self.output(&format!("xen-kit hex {file}"))?;
+        let recorded = bytes_of(&text);
+        let recorded = recorded.ok_or(LabError::Text { what: "a recorded stream", text })?;
+        Ok((moved, recorded))
+    }
+
+    /// Has one plain connection to another host reach a receiver. Returns where it listens.
+    fn listen_plainly(to: &Self) -> Result<String> {
         let listen = format!(
             "setsid xen-kit receive {PLAIN_PORT} xl migrate-receive >>/var/log/receiver.log 2>&1 \
              </dev/null &\nuntil netstat -ltn | grep -q :{PLAIN_PORT}; do sleep 0.1; done"
         );
         to.output(&listen)?;
-        let target = address(to.number, 0);
-        self.migrate_by(name, "", &format!("exec xen-kit send {target}:{PLAIN_PORT}"))
+        Ok(format!("{}:{PLAIN_PORT}", address(to.number, 0)))
     }
 
     fn migrate_by(&self, name: &str, options: &str, transport: &str) -> Result<Migrated> {
@@ -313,6 +339,14 @@ impl Drop for XenHost {
     }
 }
 
+/// The bytes that these digits stand for.
+fn bytes_of(digits: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    let digit = |digit: u8| char::from(digit).to_digit(16);
+    let byte = |[high, low]: &[u8; 2]| u8::try_from(digit(*high)? << 4 | digit(*low)?).ok();
+    if rest.is_empty() { pairs.iter().map(byte).collect() } else { None }
+}
+
 /// Asks the lab's server in domain 0.
 fn ask(script: &str) -> io::Result<Said> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))?;
@@ -328,4 +362,18 @@ fn ask(script: &str) -> io::Result<Said> {
     stream.read_exact(&mut output)?;
     let text = String::from_utf8_lossy(&output).into_owned();
     Ok(Said { status: i32::from_be_bytes(status), text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_stand_for_bytes() {
+        assert_eq!(bytes_of("00ff7A"), Some(vec![0, 0xff, 0x7a]));
+        assert_eq!(bytes_of(""), Some(Vec::new()));
+        for wrong in ["0", "0g", "xen-kit: no such file\n"] {
+            assert_eq!(bytes_of(wrong), None, "{wrong}");
+        }
+    }
 }
