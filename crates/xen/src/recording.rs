@@ -156,7 +156,7 @@ impl Recording {
                 non_ram.extend_from_slice(bytes);
             }
         }
-        assert_eq!(non_ram, [&taken.non_ram[..], &pending].concat(), "the rest is another");
+        assert_eq!(non_ram, [&taken.non_ram[..], &pending[..]].concat(), "the rest is another");
         let (header, rest) = non_ram.split_first_chunk::<XL_HEADER_BYTES>().expect("a header");
         let bytes = configuration_bytes(header).expect("xl's header");
         let configuration = Configuration::parse(&rest[..bytes]).expect("a configuration");
