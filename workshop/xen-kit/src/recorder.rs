@@ -272,8 +272,7 @@ mod tests {
     /// Pages from `from` on, of which each third is of another type, and all repeat their numbers.
     fn pages(from: u32, count: u32) -> Vec<(PageWord, u8)> {
         let kinds = [PageKind::Normal, PageKind::Normal, PageKind::Invalid];
-        let word =
-            |page: u32| PageWord { page: PageIndex(page), kind: kinds[page as usize % 3] };
+        let word = |page: u32| PageWord { page: PageIndex(page), kind: kinds[page as usize % 3] };
         (from..from + count).map(|page| (word(page), page.to_le_bytes()[0])).collect()
     }
 

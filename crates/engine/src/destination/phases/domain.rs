@@ -309,12 +309,7 @@ impl Connected<'_> {
     }
 
     /// Follows the source until the switchover has ended on this side, or the connection is lost.
-    fn settle_with_source(
-        &self,
-        driver: &mut Driver,
-        arriving: &mut ArrivingDomain,
-        cost: &Cost,
-    ) {
+    fn settle_with_source(&self, driver: &mut Driver, arriving: &mut ArrivingDomain, cost: &Cost) {
         while let Some(wait) = driver.machine().wait()
             && let Some(event) = self.next_step(wait)
         {
