@@ -129,7 +129,14 @@ impl Leading<'_> {
     fn notice(&mut self, notice: Notice, streaming: &mut Streaming) -> Result<(), MigrationError> {
         match notice {
             Notice::FirstPassBegins => self.report_builder.enter(Phase::FirstPass),
-            Notice::FirstPassEnds => self.end_floor(streaming)?,
+            Notice::FirstPassEnds => {
+                if let Some(stage) = &streaming.flow.stage {
+                    // What is awaited holds buffers. Without any, the end of the pass is not read,
+                    // and xl may have suspended the domain meanwhile.
+                    stage.end_first_pass();
+                }
+                self.end_floor(streaming)?;
+            }
             Notice::TailBegins => {
                 let now = Instant::now();
                 self.suspended = Some(streaming.passes.suspended_at().unwrap_or(now));

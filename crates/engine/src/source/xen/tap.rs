@@ -29,8 +29,9 @@ const IDLE: Duration = Duration::from_millis(10);
 const SILENT: Duration = Duration::from_secs(1);
 /// The only block of the audit: a page counts with its last content, whatever its type is.
 const BLOCK: BlockId = BlockId(0);
-/// The last part of memory in xl's first pass, in which the CPU floor ends. The thread that reads
-/// may wait for an idle CPU, and would learn too late that xl has suspended the domain.
+/// The last part of memory in xl's first pass, in which the CPU floor ends, and others' content is
+/// no longer awaited. The thread that reads may wait for an idle CPU, or for buffers that awaited
+/// pages hold, and would learn too late that xl has suspended the domain.
 const LAST_PART: u64 = 8;
 
 /// The thread that reads.
