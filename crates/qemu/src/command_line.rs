@@ -16,19 +16,21 @@ mod overrides;
 mod running;
 mod taps;
 mod user;
+mod vnc;
 
 use std::os::fd::RawFd;
 
 pub use exclusive::Exclusive;
 pub(crate) use guest_port::{GUEST_ID, value};
 pub(crate) use hand_over::{IN_DIRECTORY, RamFile, without_numbers};
-pub(crate) use inherited::with_paths;
+pub(crate) use inherited::{Address, Listening, name_after, name_until, with_addresses};
 pub(crate) use legacy_ack::{LEGACY_ACK, MIGRATION, legacy_ack};
 pub use machine::Backend;
 pub(crate) use machine::pieces;
 pub(crate) use mapped_ram::SharedFile;
 pub use overrides::{apply_overrides, check_overrides, overridden, parse_override};
 pub use taps::Tap;
+pub(crate) use vnc::{vnc_display, vnc_sockets, with_vnc_address};
 
 /// The id of the agent's own QMP connection.
 const QMP_ID: &str = "droveway-qmp";
@@ -204,6 +206,18 @@ impl CommandLine {
         let chardev = format!("socket,id={QMP_ID},fd={listener},server=on,wait=off");
         let mon = format!("chardev={QMP_ID},mode=control");
         self.clone().and("-chardev", &chardev).and("-mon", &mon)
+    }
+
+    /// The file for QEMU's process id.
+    pub(crate) fn pid_file(&self) -> Option<&str> {
+        self.arguments("pidfile").last()
+    }
+
+    /// Has QEMU write its process id nowhere.
+    pub(crate) fn without_pid_file(&self) -> Self {
+        let mut line = self.clone();
+        line.items.retain(|item| !matches!(item, Item::Option { name, .. } if name == "pidfile"));
+        line
     }
 
     /// Makes QEMU wait, stopped, for an incoming migration, with exactly the VM's

@@ -4,10 +4,14 @@ mod error;
 mod found;
 mod guest;
 mod inherited;
+mod monitor_names;
+mod pid_file;
 mod ram_files;
 mod replaced;
 mod shared_ram;
 mod started;
+mod taken_over;
+mod vnc;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +24,7 @@ use serde_json::json;
 
 use crate::command_line::CommandLine;
 use crate::environment;
-use crate::process::{Process, ProcessError, ProcessId, command_line_of};
+use crate::process::{Process, ProcessError, ProcessId, command_line_of, user_of};
 use crate::qmp::{Qmp, QmpError};
 use crate::shape;
 
@@ -229,6 +233,7 @@ impl Machine {
     /// # Errors
     /// If even the kernel can't end it in time.
     pub fn quit(&self) -> Result<(), ProcessError> {
+        let user = user_of(self.process.pid()).ok();
         if self.one_of_two.load(Relaxed) {
             self.process.kill()?;
         } else {
@@ -239,6 +244,10 @@ impl Machine {
             self.process.wait_exited(QUIT_WAIT)?;
         }
         if !self.is_attached() {
+            // The VM's other QEMU may have them, or get them.
+            if !self.one_of_two.load(Relaxed) {
+                self.remove_left(user.as_ref());
+            }
             // QEMU may have removed them.
             let _ = std::fs::remove_file(&self.socket);
             let _ = std::fs::remove_file(started::guest_socket(&self.dir));

@@ -1,5 +1,5 @@
 //! What a command line takes that only one QEMU at a time can have: taps, open files of the program
-//! that started it, and sockets that the next QEMU doesn't inherit.
+//! that started it, and sockets that the next QEMU neither inherits nor gets later.
 //!
 //! What is not known to be harmless counts.
 
@@ -34,8 +34,11 @@ impl CommandLine {
     /// All that only one QEMU at a time can have.
     #[must_use]
     pub fn exclusive(&self) -> Vec<Exclusive> {
-        let options = self.items.iter().filter_map(|item| match item {
-            Item::Option { .. } if self.inherited_socket(item).is_some() => None,
+        let line = self.expanded();
+        let has_known_vnc = line.vnc_address().is_some();
+        let options = line.items.iter().filter_map(|item| match item {
+            Item::Option { .. } if line.inherited_socket(item).is_some() => None,
+            Item::Option { name, .. } if name == "vnc" && has_known_vnc => None,
             Item::Option { name, argument, .. } => Some((name, argument.as_deref())),
             Item::Word(_) => None,
         });
@@ -77,7 +80,6 @@ fn what(name: &str, argument: &str) -> Option<&'static str> {
         "display" if !argument.starts_with("vnc") && !argument.starts_with("spice") => None,
         "vnc" | "spice" | "display" | "s" => Some("listens for clients"),
         "tpmdev" => Some("has a TPM that serves one QEMU"),
-        "pidfile" => Some("names a file that QEMU removes when it ends"),
         "snapshot" => Some(TEMPORARY),
         "drive" if value(argument, "snapshot").is_some_and(|on| on != "off") => Some(TEMPORARY),
         "readconfig" => Some("has options in a file, which are not examined"),
@@ -120,6 +122,7 @@ mod tests {
             "-append fd=3 -name web1,debug-threads=on -display gtk",
             "-object memory-backend-file,id=r,share=on,mem-path=/proc/self/fd/droveway-ram",
             "-chardev socket,id=talk,path=/s,server=on,wait=off -serial chardev:talk",
+            "-serial unix:/s,server=on -qmp unix:/q,server=on,wait=off -pidfile /run/p -vnc :1",
         ] {
             assert_eq!(found(line), [""; 0], "{line}");
         }
@@ -139,11 +142,12 @@ mod tests {
             ("-blockdev driver=file,filename=/dev/fdset/2,node-name=f", "-blockdev", OPEN_FILE),
             ("-object memory-backend-file,id=r,mem-path=/proc/self/fd/7", "-object r", OPEN_FILE),
             ("-chardev socket,id=talk,path=/s", "-chardev talk", CONNECTED),
-            ("-serial unix:/s,server=on", "-serial", CONNECTED),
+            ("-serial unix:/s", "-serial", CONNECTED),
             ("--serial pty", "-serial", CONNECTED),
             ("-monitor telnet::4444,server", "-monitor", CONNECTED),
-            ("-qmp unix:/s,server=on", "-qmp", CONNECTED),
-            ("-vnc :1,password-secret=s", "-vnc", "listens for clients"),
+            ("-qmp unix:/s", "-qmp", CONNECTED),
+            ("-gdb tcp::1234", "-gdb", CONNECTED),
+            ("-vnc :1,password=on", "-vnc", "listens for clients"),
             ("-display vnc=:1", "-display", "listens for clients"),
             ("-s", "-s", "listens for clients"),
             ("-tpmdev emulator,id=t,chardev=c", "-tpmdev t", "has a TPM that serves one QEMU"),

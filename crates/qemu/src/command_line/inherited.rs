@@ -1,25 +1,26 @@
 //! What a VM's next QEMU on the same host gets from the former one, because two can't have it.
 //!
-//! Two QEMUs can't listen at the same path: the second one would remove the first one's socket. So
-//! the next one inherits the open socket. And a file for the guest's output is continued, where a
-//! QEMU that starts would empty it.
+//! Two QEMUs can't listen at the same path or port: the second one would remove the first one's
+//! socket. So the next one inherits the open socket; only that of a monitor is made anew. And a
+//! file for the guest's output is continued, where a QEMU that starts would empty it.
 
 use std::os::fd::RawFd;
 
 use super::guest_port::value;
 use super::machine::pieces;
-use super::{CommandLine, Item, option};
+use super::{CommandLine, GUEST_ID, Item, QMP_ID, option};
 
 /// What stands for where a socket listens, and how it begins.
-const REPLACED: [&str; 5] = ["path", "server", "wait", "nowait", "fd"];
-/// Of a socket that speaks a protocol, is no file, or has a log that each QEMU empties.
-const SPECIAL: [&str; 9] =
-    ["abstract", "tight", "telnet", "tn3270", "websocket", "tls-creds", "logfile", "host", "fd"];
+const REPLACED: [&str; 9] =
+    ["path", "host", "port", "ipv4", "ipv6", "server", "wait", "nowait", "fd"];
+/// Of a socket that has no file or no fixed port, or a log that each QEMU empties.
+const SPECIAL: [&str; 5] = ["abstract", "tight", "logfile", "to", "fd"];
 /// Options that use a character device for something else than a port of the guest.
-const OTHER_USERS: [&str; 7] = ["mon", "object", "netdev", "nic", "net", "tpmdev", "fsdev"];
-/// Options for programs that command QEMU, or the guest's vCPUs: they must not reach the next QEMU
-/// before it has the VM.
-const COMMANDING: [&str; 4] = ["monitor", "qmp", "qmp-pretty", "gdb"];
+const OTHER_USERS: [&str; 6] = ["object", "netdev", "nic", "net", "tpmdev", "fsdev"];
+/// Options of monitors, which have a short form.
+const MONITORS: [&str; 3] = ["monitor", "qmp", "qmp-pretty"];
+/// In the names of sockets that wait for the name of a monitor.
+const NAME_UNTIL: &str = ".droveway-";
 /// Options with the guest's output, which have a short form.
 const OUTPUTS: [&str; 3] = ["serial", "parallel", DEBUGCON];
 /// QEMU gives that device the character device of this id, whatever the option names.
@@ -27,24 +28,71 @@ const DEBUGCON: &str = "debugcon";
 /// How devices begin whose back end is at the other end of a socket.
 const SERVED: [&str; 2] = ["vhost-user", "ivshmem"];
 
+/// Where a QEMU listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// At a path.
+    Path(String),
+    /// At a TCP port, of whatever addresses.
+    Port(u16),
+}
+
+/// A listening socket that a VM's next QEMU has as well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listening {
+    /// Where it listens.
+    pub(crate) address: Address,
+    /// Whether its clients command QEMU. They must not reach the next one before it has the VM, so
+    /// that one gets another socket, and later its name.
+    pub(crate) commands: bool,
+}
+
+/// Who uses a character device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum User {
+    /// Ports of the guest alone.
+    Guest,
+    /// A monitor.
+    Monitor,
+    /// Something else, or that may be.
+    Other,
+}
+
 impl CommandLine {
-    /// The paths of sockets that the next QEMU inherits, in order: those at which ports of the
-    /// guest listen.
-    #[must_use]
-    pub fn inherited_sockets(&self) -> Vec<String> {
-        self.items.iter().filter_map(|item| self.inherited_socket(item)).collect()
+    /// The sockets that the next QEMU has as well, in order: those at which ports of the guest and
+    /// monitors listen.
+    pub(crate) fn inherited_sockets(&self) -> Vec<Listening> {
+        let line = self.expanded();
+        line.items.iter().filter_map(|item| line.inherited_socket(item)).collect()
     }
 
-    /// The path at which an option listens, if the next QEMU inherits its socket.
-    pub(super) fn inherited_socket(&self, item: &Item) -> Option<String> {
+    /// Where an option listens, if the next QEMU has its socket as well.
+    pub(super) fn inherited_socket(&self, item: &Item) -> Option<Listening> {
         let Item::Option { name, argument: Some(argument), .. } = item else { return None };
-        let path = listens_at(argument).filter(|_| name == "chardev")?;
-        let id = value(argument, "id")?;
-        (!self.is_used_otherwise(&id)).then_some(path)
+        let address = listens_at(argument).filter(|_| name == "chardev")?;
+        let commands = match self.user_of(&value(argument, "id")?) {
+            User::Guest => false,
+            // A port has no name that could be given to another socket.
+            User::Monitor if matches!(address, Address::Path(_)) => true,
+            User::Monitor | User::Other => return None,
+        };
+        Some(Listening { address, commands })
     }
 
-    /// Whether a character device may be more than a port of the guest.
-    fn is_used_otherwise(&self, id: &str) -> bool {
+    /// The same with a `-chardev` for each listening socket that has only a short form.
+    pub(super) fn expanded(&self) -> Self {
+        let mut line = Self { program: self.program.clone(), items: Vec::new() };
+        for item in &self.items {
+            match expanded(item, line.items.len()) {
+                Some(items) => line.items.extend(items),
+                None => line.items.push(item.clone()),
+            }
+        }
+        line
+    }
+
+    /// Who uses a character device.
+    fn user_of(&self, id: &str) -> User {
         let quoted = format!("\"{id}\"");
         let is_it = |piece: &String| key(piece) != "id" && piece.rsplit('=').next() == Some(id);
         let has = |argument: &str| pieces(argument).iter().any(is_it) || argument.contains(&quoted);
@@ -53,18 +101,26 @@ impl CommandLine {
             let kind = value(device, "driver").unwrap_or_default();
             SERVED.iter().any(|start| kind.starts_with(start)) && has(device)
         };
-        OTHER_USERS.iter().any(|option| self.arguments(option).any(has))
-            || COMMANDING.iter().any(|option| self.arguments(option).any(ends))
+        let is_other = OTHER_USERS.iter().any(|option| self.arguments(option).any(has))
+            || self.arguments("gdb").any(ends)
             || OUTPUTS.iter().any(|option| self.arguments(option).any(|one| is_mixed(one, id)))
-            || self.arguments("device").any(served)
+            || self.arguments("device").any(served);
+        let has_monitor = self.arguments("mon").any(has)
+            || MONITORS.iter().any(|option| self.arguments(option).any(ends));
+        match (is_other, has_monitor) {
+            (true, _) => User::Other,
+            (false, true) => User::Monitor,
+            (false, false) => User::Guest,
+        }
     }
 
     /// Puts in the numbers of these sockets, as QEMU inherits them.
     pub(crate) fn with_inherited_sockets(&self, sockets: &[RawFd]) -> Self {
-        let mut line = self.clone();
+        let mut line = self.expanded();
+        let whole = line.clone();
         let mut sockets = sockets.iter();
         for item in &mut line.items {
-            if self.inherited_socket(item).is_some()
+            if whole.inherited_socket(item).is_some()
                 && let Item::Option { argument: Some(argument), .. } = item
                 && let Some(socket) = sockets.next()
             {
@@ -109,30 +165,94 @@ impl CommandLine {
     }
 }
 
-/// The command line of a running QEMU of the agent with paths in place of the numbers of sockets
-/// that it inherited. `path` is where its open file of that number listens.
-pub(crate) fn with_paths(argv: Vec<String>, path: impl Fn(RawFd) -> Option<String>) -> Vec<String> {
+/// The option as a `-chardev` and its user, if it is a listening socket in its short form.
+fn expanded(item: &Item, at: usize) -> Option<[Item; 2]> {
+    let Item::Option { typed, name, argument: Some(argument) } = item else { return None };
+    let has_short_form = OUTPUTS.contains(&name.as_str()) || MONITORS.contains(&name.as_str());
+    let socket = long_form(argument).filter(|_| has_short_form)?;
+    let id = match name.as_str() {
+        DEBUGCON => DEBUGCON.to_owned(),
+        _ => format!("droveway-port{at}"),
+    };
+    let chardev = format!("socket,id={id},{socket}");
+    let address = listens_at(&chardev)?;
+    // Then it stays as it is, and is named as it was typed.
+    if MONITORS.contains(&name.as_str()) && matches!(address, Address::Port(_)) {
+        return None;
+    }
+    Some([option("-chardev", Some(&chardev)), option(typed, Some(&format!("chardev:{id}")))])
+}
+
+/// The properties of a socket in its short form, such as `unix:/s,server=on`.
+fn long_form(argument: &str) -> Option<String> {
+    let (kind, rest) = argument.split_once(':')?;
+    let protocol = match kind {
+        "unix" if rest.split(',').next()?.contains('=') => return Some(rest.to_owned()),
+        "unix" => return Some(format!("path={rest}")),
+        "tcp" => "",
+        "telnet" => ",telnet=on",
+        "tn3270" => ",tn3270=on",
+        "websocket" => ",websocket=on",
+        _ => return None,
+    };
+    let (address, options) = rest.split_once(',')?;
+    let (host, port) = address.split_once(':')?;
+    Some(format!("host={host},port={port},{options}{protocol}"))
+}
+
+/// The command line of a running QEMU of the agent with addresses in place of the numbers of
+/// sockets that it inherited. `address` is where its open file of that number listens, in the form
+/// of an option.
+pub(crate) fn with_addresses(
+    argv: Vec<String>,
+    address: impl Fn(RawFd) -> Option<String>,
+) -> Vec<String> {
     let named = |word: &str| {
         let pieces = pieces(word);
-        if pieces.first()? != "socket" || value(word, "id")?.starts_with("droveway-") {
+        let id = value(word, "id")?;
+        if pieces.first()? != "socket" || id == QMP_ID || id == GUEST_ID {
             return None;
         }
-        let path = path(value(word, "fd")?.parse().ok()?)?;
+        let address = address(value(word, "fd")?.parse().ok()?)?;
         let fd = pieces.iter().position(|piece| key(piece) == "fd")?;
         let mut words: Vec<String> = pieces.iter().map(|piece| piece.replace(',', ",,")).collect();
-        words[fd] = format!("path={}", path.replace(',', ",,"));
+        words[fd] = address;
         Some(words.join(","))
     };
     argv.into_iter().map(|word| named(&word).unwrap_or(word)).collect()
 }
 
-/// The path at which a character device listens as a plain unix socket.
-fn listens_at(argument: &str) -> Option<String> {
+/// The name of a monitor's socket until its QEMU has the VM, next to one that has the name `now`:
+/// hidden, and another one than that.
+pub(crate) fn name_until(now: &str) -> String {
+    let name = name_after(now);
+    let first = format!(".{name}{NAME_UNTIL}0");
+    if now == first { format!(".{name}{NAME_UNTIL}1") } else { first }
+}
+
+/// The name that a monitor's socket gets which was made with the name `made`.
+pub(crate) fn name_after(made: &str) -> &str {
+    let hidden = made.strip_prefix('.');
+    let name = hidden.and_then(|rest| {
+        let (name, turn) = rest.rsplit_once(NAME_UNTIL)?;
+        (!name.is_empty() && matches!(turn, "0" | "1")).then_some(name)
+    });
+    name.unwrap_or(made)
+}
+
+/// Where a character device listens, as a socket whose address is fixed.
+fn listens_at(argument: &str) -> Option<Address> {
     let pieces = pieces(argument);
     let is_on = |piece: &String| matches!(piece.as_str(), "server" | "server=on" | "server=true");
     let is_plain = !pieces.iter().any(|piece| SPECIAL.contains(&key(piece)));
-    let listens = pieces.first()? == "socket" && is_plain && pieces.iter().any(is_on);
-    value(argument, "path").filter(|path| listens && !path.is_empty())
+    if pieces.first()? != "socket" || !is_plain || !pieces.iter().any(is_on) {
+        return None;
+    }
+    match (value(argument, "path"), value(argument, "port")) {
+        (Some(path), None) if !path.is_empty() => Some(Address::Path(path)),
+        (None, Some(port)) => port.parse().ok().filter(|port| *port != 0).map(Address::Port),
+        _ => None,
+    }
 }
 
 /// Whether a port of the guest shares its device with the monitor.
@@ -148,94 +268,9 @@ fn empties(argument: &str) -> bool {
 }
 
 /// The name of a property in a piece of an argument.
-fn key(piece: &str) -> &str {
+pub(super) fn key(piece: &str) -> &str {
     piece.split('=').next().unwrap_or_default()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(line: &str) -> CommandLine {
-        CommandLine::parse(&line.split_whitespace().collect::<Vec<_>>()).unwrap()
-    }
-
-    fn arguments(line: &CommandLine) -> String {
-        line.argv()[1..].join(" ")
-    }
-
-    #[test]
-    fn ports_of_the_guest_keep_their_sockets() {
-        let line = parse(
-            "qemu -chardev socket,id=talk,path=/run/a,,b,server=on,wait=off -serial chardev:talk \
-             -chardev null,id=n -chardev socket,path=q.sock,server,nowait,id=agent,mux=off \
-             -device virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
-        );
-        assert_eq!(line.inherited_sockets(), ["/run/a,b", "q.sock"]);
-        let expected = "-chardev socket,id=talk,fd=7,server=on,wait=off -serial chardev:talk \
-                        -chardev null,id=n -chardev socket,id=agent,mux=off,fd=9,server=on,\
-                        wait=off -device virtserialport,chardev=agent,\
-                        name=org.qemu.guest_agent.0";
-        assert_eq!(arguments(&line.with_inherited_sockets(&[7, 9])), expected);
-        assert_eq!(line.exclusive(), []);
-    }
-
-    #[test]
-    fn what_commands_qemu_or_serves_it_is_not_inherited() {
-        let socket = "qemu -chardev socket,id=c,path=/s,server=on,wait=off";
-        for more in [
-            "-mon chardev=c,mode=control",
-            "-mon c",
-            "-qmp chardev:c",
-            "-gdb chardev:c",
-            "-serial mon:chardev:c",
-            "-netdev vhost-user,id=n,chardev=c",
-            "-object filter-mirror,id=f,netdev=n,outdev=c,queue=tx",
-            "-object {\"qom-type\":\"rng-egd\",\"chardev\":\"c\"}",
-            "-device vhost-user-fs-pci,chardev=c,tag=t",
-            "-tpmdev emulator,id=t,chardev=c",
-        ] {
-            let line = parse(&format!("{socket} {more}"));
-            assert_eq!(line.inherited_sockets(), [""; 0], "{more}");
-            assert!(!line.exclusive().is_empty(), "{more}");
-        }
-        for other in [
-            "socket,id=c,path=/s",
-            "socket,id=c,path=/s,server=off",
-            "socket,id=c,path=/s,server=on,websocket=on",
-            "socket,id=c,path=s,server=on,abstract=on",
-            "socket,id=c,host=0.0.0.0,port=1,server=on",
-            "socket,id=c,fd=7,server=on",
-            "socket,path=/s,server=on",
-            "pty,id=c",
-        ] {
-            assert_eq!(parse(&format!("qemu -chardev {other}")).inherited_sockets(), [""; 0]);
-        }
-    }
-
-    #[test]
-    fn a_running_qemus_sockets_have_paths_again() {
-        let line = parse("qemu -chardev socket,id=talk,path=/a,,b,server=on -serial chardev:talk");
-        let started = line.with_inherited_sockets(&[7]).with_qmp(9);
-        let path = |number: RawFd| (number == 7 || number == 9).then(|| "/a,b".to_owned());
-        let restored = with_paths(started.argv(), path);
-        assert!(restored[2].starts_with("socket,id=talk,path=/a,,b,server=on"), "{restored:?}");
-        assert!(restored.iter().any(|word| word.contains("droveway-qmp,fd=9")), "{restored:?}");
-        assert_eq!(with_paths(started.argv(), |_| None), started.argv());
-    }
-
-    #[test]
-    fn the_guests_output_is_continued() {
-        let line = parse(
-            "qemu -serial file:/run/c,1 -chardev file,id=a,path=/a -chardev \
-             file,id=b,path=/b,append=off -debugcon file:/d -parallel stdio",
-        );
-        let expected = "-chardev file,id=droveway-file0,path=/run/c,,1,append=on \
-                        -serial chardev:droveway-file0 -chardev file,id=a,path=/a,append=on \
-                        -chardev file,id=b,path=/b,append=off \
-                        -chardev file,id=debugcon,path=/d,append=on -debugcon chardev:debugcon \
-                        -parallel stdio";
-        assert_eq!(arguments(&line.appending()), expected);
-        assert_eq!(line.appending().appending(), line.appending(), "once is enough");
-    }
-}
+mod tests;

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::inherited::path_of;
+use super::inherited::{address_of, display_of};
 use super::started::qmp_socket;
 use super::{Machine, Record, StartError};
-use crate::command_line::{CommandLine, with_paths, without_numbers};
+use crate::command_line::{CommandLine, with_addresses, with_vnc_address, without_numbers};
 use crate::process::{
     Process, ProcessError, SEEING_TAKES, command_line_of, directory_of, proc_path,
 };
@@ -80,7 +80,8 @@ pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
     };
     let mut argv = without_numbers(CommandLine::of_running(&running), link);
     if is_ours {
-        argv = with_paths(argv, |socket| path_of(&process, socket));
+        argv = with_addresses(argv, |socket| address_of(&process, socket));
+        argv = with_vnc_address(argv, |socket| display_of(&process, socket));
     }
     Ok(Machine {
         argv,

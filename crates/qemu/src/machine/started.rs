@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::Mutex;
 
-use super::inherited::InheritedSockets;
+use super::inherited::{InheritedSockets, MadeSockets};
 use super::ram_files::RamFiles;
 use super::shared_ram::SharedRam;
 use super::{Machine, StartError};
@@ -93,7 +93,7 @@ pub enum GuestPort {
 /// What a VM's next QEMU gets from its former one.
 #[derive(Debug, Default)]
 pub struct Inherited {
-    /// Where ports of the guest listen.
+    /// Where ports of the guest, monitors and the VNC server listen, and the PID file.
     pub sockets: InheritedSockets,
     /// RAM that stays where it is; other RAM is new.
     pub ram: SharedRam,
@@ -101,14 +101,13 @@ pub struct Inherited {
 
 impl Inherited {
     /// The command line for that QEMU.
-    fn put_in(&self, line: &CommandLine) -> CommandLine {
-        let line = line.with_inherited_sockets(&self.sockets.numbers()).appending();
-        line.with_mapped_ram(&self.ram.numbers())
+    fn put_in(&self, line: &CommandLine, made: &MadeSockets<'_>) -> CommandLine {
+        made.put_in(line).appending().with_mapped_ram(&self.ram.numbers())
     }
 
-    /// All of its files.
+    /// All files, besides those for sockets.
     fn borrowed(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.sockets.borrowed().chain(self.ram.borrowed())
+        self.ram.borrowed()
     }
 }
 
@@ -131,6 +130,7 @@ pub fn start_reporting(start: &Start<'_>, launched: &dyn Fn(u32)) -> Result<Mach
 
 /// As [`start_reporting`], for the next QEMU of a VM whose former one lives: it gets the same
 /// listening sockets, and RAM that is handed over, and continues files with the guest's output.
+/// The rest it gets when it is the VM's only one: [`Machine::take_over`].
 ///
 /// # Errors
 /// As [`start`].
@@ -148,19 +148,34 @@ fn start_with(
     launched: &dyn Fn(u32),
 ) -> Result<Machine, StartError> {
     let mut line = as_said_by(start, CommandLine::parse(start.argv)?);
-    if let Some(inherited) = inherited {
-        line = inherited.put_in(&line);
-    }
     let directory = |source| StartError::Directory { path: start.dir.to_owned(), source };
     fs::create_dir_all(start.dir).map_err(directory)?;
     // QEMU needs no access to it, whatever its user.
     fs::set_permissions(start.dir, fs::Permissions::from_mode(0o700)).map_err(directory)?;
+    let made = inherited.map(|inherited| inherited.sockets.make(start.dir)).transpose()?;
+    if let (Some(inherited), Some(made)) = (inherited, &made) {
+        line = inherited.put_in(&line, made);
+    }
+    let started = start_lines(start, &line, (inherited, made.as_ref()), launched);
+    if started.is_err() {
+        made.iter().for_each(MadeSockets::remove);
+    }
+    started
+}
+
+/// Starts it with the port for the helper in the guest, or without.
+fn start_lines(
+    start: &Start<'_>,
+    line: &CommandLine,
+    inherited: (Option<&Inherited>, Option<&MadeSockets<'_>>),
+    launched: &dyn Fn(u32),
+) -> Result<Machine, StartError> {
     let wanted = match start.guest_port {
         GuestPort::None => false,
         GuestPort::IfPossible => !line.has_guest_port(),
         GuestPort::Needed => true,
     };
-    let begin = |guest_port| start_line(start, &line, inherited, guest_port, launched);
+    let begin = |guest_port| start_line(start, line, inherited, guest_port, launched);
     match begin(wanted) {
         // QEMU names the option that it can't serve: its machine has no PCI bus, or
         // no free slot on it.
@@ -190,7 +205,7 @@ fn as_said_by(start: &Start<'_>, line: CommandLine) -> CommandLine {
 fn start_line(
     start: &Start<'_>,
     line: &CommandLine,
-    inherited: Option<&Inherited>,
+    (inherited, made): (Option<&Inherited>, Option<&MadeSockets<'_>>),
     guest_port: bool,
     launched: &dyn Fn(u32),
 ) -> Result<Machine, StartError> {
@@ -216,6 +231,7 @@ fn start_line(
         .map(AsFd::as_fd)
         .chain(ram.borrowed())
         .chain(inherited.into_iter().flat_map(Inherited::borrowed))
+        .chain(made.into_iter().flat_map(MadeSockets::borrowed))
         .collect();
     let log = start.dir.join("qemu.log");
     let logged = fs::metadata(&log).map_or(0, |file| file.len());

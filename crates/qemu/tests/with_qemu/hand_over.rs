@@ -14,7 +14,7 @@ const WRITTEN_AT: u64 = 16 << 20;
 const WRITTEN_BYTES: u64 = 8 << 20;
 
 /// A VM with all of its RAM in that file.
-fn in_file(path: &str) -> String {
+pub(crate) fn in_file(path: &str) -> String {
     format!(
         "-machine {TYPE},memory-backend=r -m 64 -object \
          memory-backend-file,id=r,size=64M,share=on,mem-path={path}"
@@ -34,7 +34,7 @@ fn byte(vm: &Vm, at: u64) -> u8 {
 }
 
 /// Starts the next QEMU of a VM, which maps its RAM.
-fn start_after(former: &Vm, arguments: &str) -> Vm {
+pub(crate) fn start_after(former: &Vm, arguments: &str) -> Vm {
     let inherited = Inherited {
         sockets: InheritedSockets::of(former).unwrap(),
         ram: SharedRam::of(former).unwrap(),
@@ -61,7 +61,7 @@ fn start_after(former: &Vm, arguments: &str) -> Vm {
 }
 
 /// Gives a VM another QEMU, which has its RAM; returns what went through the socket.
-fn hand_over(former: &Vm, next: &Vm) -> u64 {
+pub(crate) fn hand_over(former: &Vm, next: &Vm) -> u64 {
     let incoming = Incoming::mapped(next).unwrap();
     let stream = incoming.open().unwrap();
     let (at, listener) = socket(former);

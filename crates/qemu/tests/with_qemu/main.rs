@@ -9,6 +9,7 @@
 //! - `guest_disks`: the disks that a guest sees, and where their content is
 //! - `disks`: challenges for the images of a live VM
 //! - `hand_over`: RAM that stays where it is when a VM gets another QEMU
+//! - `taken_over`: what only one QEMU of a VM can have, when it gets another one
 //! - `migrate`: both ends of QEMU's migration, its settings before and after
 //! - `announce`: a network card whose VM moves
 //! - `mirror`: disks that move with their VM, and what can go wrong: a file for each
@@ -24,6 +25,7 @@ mod migrate;
 mod mirror;
 mod shape;
 mod start;
+mod taken_over;
 
 use std::path::Path;
 
