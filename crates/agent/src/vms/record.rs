@@ -31,6 +31,8 @@ const NEXT: &str = "next.json";
 const SECOND: &str = "2";
 /// What a QEMU has in its seat, besides its settings.
 const QEMUS: [&str; 4] = ["qmp", "gst", "qemu.log", "qemu.log.1"];
+/// The directory in which its VNC server listens until it has its VM.
+const VNC: &str = "vnc";
 
 /// Whether a recorded VM belongs to this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,6 +186,7 @@ pub(crate) fn clear_seat(dir: &Path, home: &Path) {
     let cleared = if home == first {
         // The VM's records are there too.
         forget_settings(home).and_then(|()| {
+            gone_is_fine(fs::remove_dir_all(home.join(VNC)))?;
             let mut files = QEMUS.iter().map(|file| home.join(file));
             files.try_for_each(|file| gone_is_fine(fs::remove_file(file)))
         })
@@ -308,14 +311,16 @@ mod tests {
         fs::create_dir(&second).unwrap();
         Record::starting().write(&first).unwrap();
         Record::starting().write_next(&first).unwrap();
-        for file in [first.join("qmp"), first.join("qemu.log"), second.join("qmp")] {
-            fs::write(file, "").unwrap();
+        fs::create_dir(first.join("vnc")).unwrap();
+        for at in ["qmp", "qemu.log", "vnc/7"].map(|file| first.join(file)) {
+            fs::write(at, "").unwrap();
         }
+        fs::write(second.join("qmp"), "").unwrap();
         // No seat of this VM.
         clear_seat(&second, &first);
         assert!(first.join("qmp").exists());
         clear_seat(vm.path(), &first);
-        assert!(!first.join("qmp").exists() && !first.join("qemu.log").exists());
+        assert!(["qmp", "qemu.log", "vnc"].iter().all(|file| !first.join(file).exists()));
         assert!(Record::read(&first).is_ok() && may_have_next(&first));
         assert!(second.join("qmp").exists());
         for _ in 0..2 {

@@ -180,6 +180,8 @@ fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Found {
     tracing::info!(vm = name, "found again");
     if let Some(machine) = vm.machine() {
         vm.make_up(&machine);
+        // If the agent ended just after an upgrade.
+        machine.take_over();
     }
     if record.standing != Standing::Here && vm.save_here().is_err() {
         tracing::warn!(vm = name, "its record can't be written");

@@ -326,8 +326,9 @@ impl Registry {
         }
     }
 
-    /// Frees a VM whose migration `id` within this host has ended, on either of its QEMUs. That may
-    /// have been done, and another operation have started.
+    /// Frees a VM whose migration `id` within this host has ended, on either of its QEMUs, which
+    /// from then on has what only one can have. That may have been done, and another operation have
+    /// started.
     pub(crate) fn upgraded(&self, name: &str, id: &str) {
         self.free_if(name, |busy| match busy {
             Busy::Moving(its) => its == id,
@@ -347,6 +348,7 @@ impl Registry {
             slot.vm.clone().filter(|_| slot.next.is_none())
         };
         if let Some(machine) = alone.and_then(|vm| vm.machine()) {
+            machine.take_over();
             machine.is_one_of_two(false);
         }
         self.set_free(name);
