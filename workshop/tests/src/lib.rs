@@ -2,6 +2,7 @@
 //! people type them. The tests are the files in `tests/`, each for the behaviour in its name. They
 //! need root, as the lab does.
 
+pub mod addresses;
 pub mod browser;
 pub mod commander;
 pub mod disk;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use api::{VmStatus, VmSummary};
+use end_to_end::addresses::{addresses, assert_addresses};
 use end_to_end::faults::{Traced, phase_within};
 use end_to_end::{Moving, OwnProgram, Side, World, bare, kill, reached, until};
 use lab::guest::Guest;
@@ -31,6 +32,7 @@ fn by_script(options: &[&str]) -> (World, OwnProgram, Guest) {
     let program = OwnProgram::new(&mut world);
     let mut spec = bare(ODD, RATE);
     spec.extra.extend(["-device", "virtio-balloon-pci"].map(str::to_owned));
+    spec.extra.extend(addresses());
     let guest = world.boot_by(&spec, &program.path, options);
     (world, program, guest)
 }
@@ -74,8 +76,8 @@ impl Halfway {
     }
 }
 
-/// Asserts that exactly one of two QEMUs has the VM, that it is that one, and that the VM gets
-/// another QEMU when nothing fails.
+/// Asserts that exactly one of two QEMUs has the VM, with all addresses, that it is that one, and
+/// that the VM gets another QEMU when nothing fails.
 fn assert_has_it(world: &World, guest: &Guest, pid: u32, said: &str) {
     let vm = || world.vm(Side::A, "web1").expect("its VM is listed");
     let runs = || vm().status == VmStatus::Running && vm().migration.is_none();
@@ -83,7 +85,9 @@ fn assert_has_it(world: &World, guest: &Guest, pid: u32, said: &str) {
     assert_eq!(vm().pid, pid, "{said}\n{}", world.agent(Side::A).log_text());
     world.assert_stayed(guest, Side::A, pid);
     world.assert_nothing_else(Side::A);
+    assert_addresses(world, Side::A);
     drop(world.upgrade(guest, Side::A, &[]));
+    assert_addresses(world, Side::A);
 }
 
 /// The agent dies in a phase of the journals, and comes back.

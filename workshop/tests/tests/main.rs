@@ -36,6 +36,7 @@ mod holdings;
 mod hostile;
 mod hung_qemu;
 mod in_place;
+mod in_place_addresses;
 mod in_place_faults;
 mod kept_memory;
 mod kubevirt;
