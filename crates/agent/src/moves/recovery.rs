@@ -250,11 +250,14 @@ impl Settlers {
             Side::Source => Side::Destination,
             Side::Destination => Side::Source,
         };
-        if opened.is_within_host()
+        let is_free = opened.is_within_host()
             && !within::has_any(&desks, &opened.vm)
             && !self.journals.keeps(&opened.migration, other)
-        {
-            self.registry.settled_here(&opened.vm);
+            && self.registry.settled_here(&opened.vm);
+        // Other switchovers don't wait for a QEMU that is slow to answer.
+        drop(desks);
+        if is_free {
+            self.registry.free_upgraded(&opened.vm);
         }
     }
 

@@ -36,9 +36,14 @@ impl Settlers {
     /// settled.
     pub(crate) fn ended_within(&self, vm: &str, id: &str) {
         let desks = self.desks.lock();
-        match has_any(&desks, vm) {
-            true => self.registry.unsettled(vm),
-            false => self.registry.upgraded(vm, id),
+        if has_any(&desks, vm) {
+            return self.registry.unsettled(vm);
+        }
+        let is_free = self.registry.upgraded(vm, id);
+        // Other switchovers don't wait for a QEMU that is slow to answer.
+        drop(desks);
+        if is_free {
+            self.registry.free_upgraded(vm);
         }
     }
 

@@ -326,30 +326,44 @@ impl Registry {
         }
     }
 
-    /// Frees a VM whose migration `id` within this host has ended, on either of its QEMUs, which
-    /// from then on has what only one can have. That may have been done, and another operation have
-    /// started.
-    pub(crate) fn upgraded(&self, name: &str, id: &str) {
-        self.free_if(name, |busy| match busy {
+    /// Whether the caller has to [free](Registry::free_upgraded) a VM whose migration `id` within
+    /// this host has ended, on either of its QEMUs. That may have been done, and another operation
+    /// have started.
+    #[must_use]
+    pub(crate) fn upgraded(&self, name: &str, id: &str) -> bool {
+        self.is_first(name, |busy| match busy {
             Busy::Moving(its) => its == id,
             busy => *busy == Busy::Unsettled,
-        });
+        })
     }
 
-    /// Frees a VM whose switchover within this host is settled.
-    pub(crate) fn settled_here(&self, name: &str) {
-        self.free_if(name, |busy| *busy == Busy::Unsettled);
+    /// The same of a VM whose switchover within this host is settled.
+    #[must_use]
+    pub(crate) fn settled_here(&self, name: &str) -> bool {
+        self.is_first(name, |busy| *busy == Busy::Unsettled)
     }
 
-    fn free_if(&self, name: &str, is_it: impl FnOnce(&Busy) -> bool) {
+    /// One caller frees it: after that another operation may have it.
+    fn is_first(&self, name: &str, is_it: impl FnOnce(&Busy) -> bool) -> bool {
+        let mut slots = self.slots.lock();
+        let Some(slot) = slots.get_mut(name).filter(|slot| is_it(&slot.busy)) else { return false };
+        !std::mem::replace(&mut slot.takes_over, true)
+    }
+
+    /// Gives the QEMU that has the VM, if there is no other one, what only one can have, and frees
+    /// the VM. That queries QEMU, so no lock may be held.
+    pub(crate) fn free_upgraded(&self, name: &str) {
         let alone = {
             let slots = self.slots.lock();
-            let Some(slot) = slots.get(name).filter(|slot| is_it(&slot.busy)) else { return };
-            slot.vm.clone().filter(|_| slot.next.is_none())
+            let slot = slots.get(name).filter(|slot| slot.next.is_none());
+            slot.and_then(|slot| slot.vm.clone())
         };
         if let Some(machine) = alone.and_then(|vm| vm.machine()) {
             machine.take_over();
             machine.is_one_of_two(false);
+        }
+        if let Some(slot) = self.slots.lock().get_mut(name) {
+            slot.takes_over = false;
         }
         self.set_free(name);
     }

@@ -34,6 +34,8 @@ pub(super) struct Slot {
     pub(super) promised: Option<u64>,
     /// Its next QEMU on this host, if it is getting one.
     pub(super) next: Option<Next>,
+    /// Whether its QEMU gets what the former one had, and the VM is free after that.
+    pub(super) takes_over: bool,
 }
 
 /// The QEMU on this host that is to have a VM.
@@ -48,7 +50,7 @@ pub(super) struct Next {
 impl Slot {
     /// A slot without a next QEMU.
     pub(super) fn new(vm: Option<Arc<Vm>>, busy: Busy) -> Self {
-        Self { vm, busy, promised: None, next: None }
+        Self { vm, busy, promised: None, next: None, takes_over: false }
     }
 
     /// The ordinary memory that its VM has yet to take if it is arriving, or gets another QEMU.

@@ -96,7 +96,10 @@ fn one_that_has_it_by_the_vms_record_needs_no_record_of_its_own() {
         assert_eq!(registry.is_unsettled("web1"), is_held);
         assert_eq!(registry.show("web1").unwrap().pid, left.pid());
         assert!(!may_have_next(&left.vm) && is_alive(left.pid()));
-        registry.settled_here("web1");
+        assert_eq!(registry.settled_here("web1"), is_held);
+        // Once is enough: after that, another operation may have the VM.
+        assert!(!registry.settled_here("web1"));
+        registry.free_upgraded("web1");
         registry.stop("web1", FORCE).unwrap();
         Process::now(left.former).unwrap().kill().unwrap();
     }
@@ -134,7 +137,8 @@ fn a_journal_decides_about_it() {
         } else {
             assert!(!registry.may_live_besides("web1", &former));
         }
-        registry.settled_here("web1");
+        assert!(registry.settled_here("web1"));
+        registry.free_upgraded("web1");
         registry.stop("web1", FORCE).unwrap();
     }
 }
