@@ -75,6 +75,14 @@ pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
 fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
     let next = next::look(name, &dir, held);
     let found = by_record(name, dir, held, next.is_held)?;
+    // The agent may have ended just after an upgrade. A QEMU that was left may have the VM: nothing
+    // of it is removed.
+    if !found.held
+        && next.left_over.is_none()
+        && let Some(machine) = found.vm.machine()
+    {
+        machine.take_over();
+    }
     found.vm.note_left_over(next.left_over);
     Some(found)
 }
@@ -180,8 +188,6 @@ fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Found {
     tracing::info!(vm = name, "found again");
     if let Some(machine) = vm.machine() {
         vm.make_up(&machine);
-        // If the agent ended just after an upgrade.
-        machine.take_over();
     }
     if record.standing != Standing::Here && vm.save_here().is_err() {
         tracing::warn!(vm = name, "its record can't be written");
