@@ -108,6 +108,7 @@ pub(super) fn take_names(machine: &Machine, line: &CommandLine) -> Result<(), St
     }
     let uid = user_of(machine.process.pid()).map_err(|error| error.to_string())?.uid;
     let open = Open::all(&machine.process);
+    let mut taken = Ok(());
     for monitor in monitors {
         let Address::Path(path) = &monitor.address else { continue };
         let known = machine.cwd.join(path);
@@ -116,9 +117,10 @@ pub(super) fn take_names(machine: &Machine, line: &CommandLine) -> Result<(), St
             At::Port(_) => None,
         });
         let Some(bound) = bound else { continue };
-        take_name(&known, &bound, Uid::from_raw(uid))?;
+        // The others get theirs.
+        taken = taken.and(take_name(&known, &bound, Uid::from_raw(uid)));
     }
-    Ok(())
+    taken
 }
 
 fn take_name(known: &Path, bound: &Path, uid: Uid) -> Result<(), String> {
@@ -135,8 +137,8 @@ fn take_name(known: &Path, bound: &Path, uid: Uid) -> Result<(), String> {
     Ok(())
 }
 
-/// Removes the names of monitors' sockets at which nothing listens any more. QEMU, which was of this
-/// user, removes only names to which it was bound.
+/// Removes the names of monitors' sockets at which nothing listens any more. QEMU, which was this
+/// user's, removes only names to which it was bound.
 pub(super) fn remove_names(machine: &Machine, line: &CommandLine, user: &User) {
     let monitors = line.inherited_sockets().into_iter().filter(|one| one.commands);
     for monitor in monitors {
@@ -183,7 +185,7 @@ fn remove(dir: BorrowedFd<'_>, name: &str, uid: Uid) {
     if is_socket_of(dir, name, uid) == Some(true)
         && let Err(error) = rustix::fs::unlinkat(dir, name, AtFlags::empty())
     {
-        tracing::warn!(socket = name, %error, "cannot remove the socket that was made for a monitor");
+        tracing::warn!(socket = name, %error, "cannot remove a socket that was made for a monitor");
     }
 }
 
