@@ -30,11 +30,9 @@ use crate::shape;
 
 pub use error::StartError;
 pub use found::{attach, reopen};
-pub use inherited::{InheritError, InheritedSockets};
+pub use inherited::{InheritError, Inherited, InheritedSockets};
 pub use shared_ram::SharedRam;
-pub use started::{
-    By, GuestPort, Inherited, NO_GUEST_PORT, Start, UP_MAX, start, start_next, start_reporting,
-};
+pub use started::{By, GuestPort, NO_GUEST_PORT, Start, UP_MAX, start, start_next, start_reporting};
 
 /// How long QEMU may take to end by itself before it is killed.
 const QUIT_WAIT: Duration = Duration::from_secs(10);

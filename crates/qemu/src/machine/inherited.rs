@@ -1,4 +1,4 @@
-//! The listening sockets and the PID file of a VM's QEMU, for its next QEMU on the same host.
+//! What a VM's next QEMU on the same host gets: RAM, listening sockets, and the PID file.
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
@@ -10,6 +10,7 @@ use rustix::net::sockopt::socket_acceptconn;
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::monitor_names::{NextName, known_as};
+use super::shared_ram::SharedRam;
 use super::{Machine, StartError, pid_file, vnc};
 use crate::command_line::{Address, CommandLine, Listening, vnc_display};
 use crate::process::{Process, proc_path};
@@ -76,6 +77,27 @@ pub enum InheritError {
         /// QEMU's process.
         pid: u32,
     },
+}
+
+/// What a VM's next QEMU gets from its former one.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// Where ports of the guest, monitors and the VNC server listen, and the PID file.
+    pub sockets: InheritedSockets,
+    /// RAM that stays where it is; other RAM is new.
+    pub ram: SharedRam,
+}
+
+impl Inherited {
+    /// The command line for that QEMU.
+    pub(super) fn put_in(&self, line: &CommandLine, made: &MadeSockets<'_>) -> CommandLine {
+        made.put_in(line).appending().with_mapped_ram(&self.ram.numbers())
+    }
+
+    /// All files, besides those for sockets.
+    pub(super) fn borrowed(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.ram.borrowed()
+    }
 }
 
 /// What a VM's QEMU listens at, in the order of its command line, and its PID file.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::Mutex;
 
-use super::inherited::{InheritedSockets, MadeSockets};
+use super::inherited::{Inherited, MadeSockets};
 use super::ram_files::RamFiles;
-use super::shared_ram::SharedRam;
 use super::{Machine, StartError};
 use crate::command_line::{CommandLine, GUEST_ID};
 use crate::launch::{Launch, User, launch, log_tail};
@@ -88,27 +87,6 @@ pub enum GuestPort {
     IfPossible,
     /// It does: the incoming VM has one.
     Needed,
-}
-
-/// What a VM's next QEMU gets from its former one.
-#[derive(Debug, Default)]
-pub struct Inherited {
-    /// Where ports of the guest, monitors and the VNC server listen, and the PID file.
-    pub sockets: InheritedSockets,
-    /// RAM that stays where it is; other RAM is new.
-    pub ram: SharedRam,
-}
-
-impl Inherited {
-    /// The command line for that QEMU.
-    fn put_in(&self, line: &CommandLine, made: &MadeSockets<'_>) -> CommandLine {
-        made.put_in(line).appending().with_mapped_ram(&self.ram.numbers())
-    }
-
-    /// All files, besides those for sockets.
-    fn borrowed(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.ram.borrowed()
-    }
 }
 
 /// Starts a VM's QEMU and waits until it answers.
