@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use counters::{Counters, Table};
-pub use link::{LinkState, link_state};
+pub use link::{LinkState, has_spanning_tree, link_state, remove_link};
 pub use owner::{has_listener, listener_at, processes_of, user_of};
 pub use tcp::TcpCounts;
 

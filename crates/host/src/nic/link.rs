@@ -1,5 +1,5 @@
 //! Whether an interface can carry packets: by netlink, which alone knows what an interface is a
-//! port of.
+//! port of. And the removal of one.
 
 use std::fs;
 use std::io;
@@ -11,8 +11,11 @@ use crate::nic::{NicError, without_label};
 
 const GET_LINK: u16 = 18;
 const NEW_LINK: u16 = 16;
+const REMOVE_LINK: u16 = 17;
 const ERROR: u16 = 2;
 const REQUEST: u16 = 1;
+/// Has the kernel answer, by [`ERROR`] with the number 0, although there is nothing to say.
+const ACKNOWLEDGE: u16 = 4;
 /// `nlmsghdr`, and `ifinfomsg` behind it.
 const HEADER_BYTES: usize = 16;
 const LINK_BYTES: usize = 16;
@@ -26,6 +29,9 @@ const MASTER: u16 = 10;
 const LINK_INFO: u16 = 18;
 /// In [`LINK_INFO`]: the interface's own kind, not what it is as a port.
 const INFO_KIND: u16 = 1;
+const INFO_DATA: u16 = 2;
+/// In [`INFO_DATA`] of a bridge.
+const BRIDGE_STP: u16 = 5;
 const BRIDGE: &[u8] = b"bridge\0";
 /// A name's longest length, without the zero at its end.
 const NAME_MAX: usize = 15;
@@ -54,21 +60,43 @@ pub fn link_state(name: &str) -> Result<LinkState, NicError> {
     if name.is_empty() || name.len() > NAME_MAX {
         return Ok(LinkState::Missing);
     }
-    let action = "querying the kernel for an interface";
-    let ask = |which| ask(which).map_err(|source| NicError::System { action, source });
-    let Some(link) = ask(Which::Named(name))? else { return Ok(LinkState::Missing) };
+    let Some(link) = query(Which::Named(name))? else { return Ok(LinkState::Missing) };
     if !link.is_up {
         return Ok(LinkState::Down);
     }
     Ok(match link.master {
         // Other switches forward packets whether their own interfaces are up or not.
-        Some(index) => match ask(Which::At(index))? {
+        Some(index) => match query(Which::At(index))? {
             Some(Link { is_bridge: true, is_up: false, .. }) => LinkState::Down,
             _ => LinkState::Connected,
         },
         None if has_address(name) || has_route(name) => LinkState::Connected,
         None => LinkState::Alone,
     })
+}
+
+/// Whether an interface is a port of a bridge that runs the spanning tree protocol: after a loss of
+/// its carrier, the bridge forwards nothing there for a while.
+///
+/// # Errors
+/// If the system refuses.
+pub fn has_spanning_tree(name: &str) -> Result<bool, NicError> {
+    if name.is_empty() || name.len() > NAME_MAX {
+        return Ok(false);
+    }
+    let master = query(Which::Named(name))?.and_then(|link| link.master);
+    let bridge = master.map(|index| query(Which::At(index))).transpose()?.flatten();
+    Ok(bridge.is_some_and(|bridge| bridge.has_spanning_tree))
+}
+
+/// Removes an interface; it may be missing.
+///
+/// # Errors
+/// If the system refuses.
+pub fn remove_link(name: &str) -> Result<(), NicError> {
+    let request = message(REMOVE_LINK, REQUEST | ACKNOWLEDGE, Which::Named(name));
+    let done = exchange(&request).and_then(|answer| removed(&answer));
+    done.map_err(|source| NicError::System { action: "removing an interface", source })
 }
 
 /// How an interface is named.
@@ -85,18 +113,27 @@ struct Link {
     /// The index of what it is a port of: a bridge, Open vSwitch's datapath, and the like.
     master: Option<u32>,
     is_bridge: bool,
+    has_spanning_tree: bool,
 }
 
-fn ask(which: Which<'_>) -> io::Result<Option<Link>> {
+fn query(which: Which<'_>) -> Result<Option<Link>, NicError> {
+    let found = exchange(&message(GET_LINK, REQUEST, which)).and_then(|answer| read(&answer));
+    let action = "querying the kernel for an interface";
+    found.map_err(|source| NicError::System { action, source })
+}
+
+/// Sends a message, and returns the answer.
+fn exchange(message: &[u8]) -> io::Result<Vec<u8>> {
     // The default protocol, 0, is `NETLINK_ROUTE`.
     let socket = socket(AddressFamily::NETLINK, SocketType::RAW, None)?;
-    sendto(&socket, &question(which), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    sendto(&socket, message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
     let mut answer = vec![0; ANSWER_MAX];
     let (length, _) = recv(&socket, answer.as_mut_slice(), RecvFlags::empty())?;
-    read(answer.get(..length).unwrap_or_default())
+    answer.truncate(length);
+    Ok(answer)
 }
 
-fn question(which: Which<'_>) -> Vec<u8> {
+fn message(kind: u16, flags: u16, which: Which<'_>) -> Vec<u8> {
     let mut body = vec![0; LINK_BYTES];
     match which {
         Which::Named(name) => {
@@ -110,8 +147,8 @@ fn question(which: Which<'_>) -> Vec<u8> {
     }
     let length = u32::try_from(HEADER_BYTES + body.len()).unwrap_or(u32::MAX);
     let mut message = Vec::from(length.to_ne_bytes());
-    message.extend(GET_LINK.to_ne_bytes());
-    message.extend(REQUEST.to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
+    message.extend(flags.to_ne_bytes());
     // Sequence number and port ID, both unused.
     message.extend([0; 8]);
     message.extend(body);
@@ -121,27 +158,52 @@ fn question(which: Which<'_>) -> Vec<u8> {
 /// Reads the answer; none if there is no such interface.
 fn read(answer: &[u8]) -> io::Result<Option<Link>> {
     let odd = || io::Error::from(io::ErrorKind::InvalidData);
-    let kind = short(answer, 4).ok_or_else(odd)?;
-    if kind == ERROR {
-        let number = word(answer, HEADER_BYTES).ok_or_else(odd)?.cast_signed().saturating_neg();
+    if let Some(number) = error_number(answer) {
         return match number {
             NO_SUCH_DEVICE => Ok(None),
             number => Err(io::Error::from_raw_os_error(number)),
         };
     }
+    let kind = short(answer, 4).ok_or_else(odd)?;
     let flags = word(answer, FLAGS).filter(|_| kind == NEW_LINK).ok_or_else(odd)?;
-    let mut link = Link { is_up: flags & UP != 0, master: None, is_bridge: false };
+    let is_up = flags & UP != 0;
+    let mut link = Link { is_up, master: None, is_bridge: false, has_spanning_tree: false };
     for (kind, content) in attributes(answer.get(HEADER_BYTES + LINK_BYTES..).unwrap_or_default()) {
         match kind {
             MASTER => link.master = word(content, 0).filter(|index| *index != 0),
             LINK_INFO => {
                 let is_bridge = |(kind, name): (u16, &[u8])| kind == INFO_KIND && name == BRIDGE;
                 link.is_bridge = attributes(content).any(is_bridge);
+                link.has_spanning_tree = link.is_bridge && attributes(content).any(runs_stp);
             }
             _ => {}
         }
     }
     Ok(Some(link))
+}
+
+/// Reads the answer to a removal.
+fn removed(answer: &[u8]) -> io::Result<()> {
+    match error_number(answer) {
+        Some(0 | NO_SUCH_DEVICE) => Ok(()),
+        Some(number) => Err(io::Error::from_raw_os_error(number)),
+        None => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// The number in an error message, 0 for an acknowledgement; none if it is another message.
+fn error_number(answer: &[u8]) -> Option<i32> {
+    let is_error = short(answer, 4) == Some(ERROR);
+    let number = word(answer, HEADER_BYTES).filter(|_| is_error)?;
+    Some(number.cast_signed().saturating_neg())
+}
+
+/// Whether an attribute in [`LINK_INFO`] of a bridge says so.
+fn runs_stp((kind, data): (u16, &[u8])) -> bool {
+    let is_on = |(kind, state): (u16, &[u8])| {
+        kind == BRIDGE_STP && word(state, 0).is_some_and(|state| state != 0)
+    };
+    kind == INFO_DATA && attributes(data).any(is_on)
 }
 
 /// Attributes with their kinds.
@@ -220,7 +282,9 @@ mod tests {
             answer.extend(attributes.concat());
             read(&answer).unwrap()
         };
-        let link = |is_up, master, is_bridge| Some(Link { is_up, master, is_bridge });
+        let link = |is_up, master, is_bridge| {
+            Some(Link { is_up, master, is_bridge, has_spanning_tree: false })
+        };
         let port = [attribute(MASTER, &7_u32.to_ne_bytes())];
         assert_eq!(answer(UP, &port), link(true, Some(7), false));
         assert_eq!(answer(UP | 0x1000, &[]), link(true, None, false));
@@ -233,6 +297,32 @@ mod tests {
             let info = [attribute(LINK_INFO, &attribute(kind, name))];
             assert_eq!(answer(0, &info), link(false, None, is_bridge), "{kind}");
         }
+        // Its priority, 6, is something else.
+        for (kind, state, has_spanning_tree) in
+            [(BRIDGE_STP, 1_u32, true), (BRIDGE_STP, 0, false), (6, 1, false)]
+        {
+            let data = attribute(kind, &state.to_ne_bytes());
+            let info = [attribute(INFO_KIND, BRIDGE), attribute(INFO_DATA, &data)].concat();
+            let bridge = answer(0, &[attribute(LINK_INFO, &info)]).unwrap();
+            assert_eq!(bridge.has_spanning_tree, has_spanning_tree, "{kind} {state}");
+        }
+    }
+
+    #[test]
+    fn a_missing_interface_is_removed_and_an_answer_is_required() {
+        if rustix::process::geteuid().is_root() {
+            remove_link("no-such-one").unwrap();
+        }
+        let answer = |kind: u16, number: i32| {
+            let mut answer = vec![0; HEADER_BYTES + 4];
+            answer[4..6].copy_from_slice(&kind.to_ne_bytes());
+            answer[HEADER_BYTES..].copy_from_slice(&number.to_ne_bytes());
+            answer
+        };
+        assert!(removed(&answer(ERROR, 0)).is_ok() && removed(&answer(ERROR, -19)).is_ok());
+        let refused = removed(&answer(ERROR, -1)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        assert!(removed(&answer(NEW_LINK, 0)).is_err() && removed(&[]).is_err());
     }
 
     #[test]
