@@ -30,6 +30,7 @@ pub(crate) use machine::pieces;
 pub(crate) use mapped_ram::SharedFile;
 pub use overrides::{apply_overrides, check_overrides, overridden, parse_override};
 pub use taps::Tap;
+pub(crate) use taps::{OpenTap, PassedTap, with_tap_names};
 pub(crate) use vnc::{vnc_display, vnc_sockets, with_vnc_address};
 
 /// The id of the agent's own QMP connection.

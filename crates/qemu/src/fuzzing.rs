@@ -64,6 +64,10 @@ pub fn command_line(bytes: &[u8]) {
     let _ = (line.backends(), line.accelerator(), line.cpu_model(), line.memory_path());
     let _ = (line.needs_root(), line.has_guest_port(), line.has_free_page_hint());
     let _ = line.exclusive();
+    let taps = line.passed_taps();
+    let files: Vec<Vec<i32>> = taps.iter().map(|tap| vec![3; tap.queues]).collect();
+    let started = line.with_tap_files(&files);
+    assert!(started.passed_taps().is_empty() && started.tap_files().len() >= files.len());
     if let Ok(shared) = line.with_hand_over(|_| Some(2 << 20)) {
         assert_eq!(shared.with_hand_over(|_| None), Ok(shared), "once is enough");
     }

@@ -11,6 +11,7 @@ mod replaced;
 mod shared_ram;
 mod started;
 mod taken_over;
+mod taps;
 mod vnc;
 
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ pub use found::{attach, reopen};
 pub use inherited::{InheritError, Inherited, InheritedSockets};
 pub use shared_ram::SharedRam;
 pub use started::{By, GuestPort, NO_GUEST_PORT, Start, UP_MAX, start, start_next, start_reporting};
+pub use taps::{FormerTaps, JoiningTaps, NextTaps, Waiting};
 
 /// How long QEMU may take to end by itself before it is killed.
 const QUIT_WAIT: Duration = Duration::from_secs(10);

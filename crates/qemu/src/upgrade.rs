@@ -7,7 +7,7 @@ use facts::program::Capabilities;
 
 use crate::command_line::{CommandLine, CommandLineError, Exclusive};
 use crate::disks::{ElsewhereError, check_names};
-use crate::machine::{InheritError, InheritedSockets, Machine, SharedRam};
+use crate::machine::{FormerTaps, InheritError, InheritedSockets, Machine, SharedRam};
 use crate::outgoing;
 use crate::qmp::{MemoryBackend, QmpError};
 use crate::room::{Needs, NoRoom, host_memory};
@@ -56,7 +56,7 @@ pub struct Known {
     pub in_files: Vec<String>,
     /// Whether its guest may report free pages.
     pub hints_free_pages: bool,
-    /// Why another QEMU can't have the same sockets or images.
+    /// Why another QEMU can't have the same sockets, taps or images.
     pub apart: Vec<Obstacle>,
     /// What this host lacks for a second copy of its RAM; none if nothing.
     pub no_room: Option<NoRoom>,
@@ -95,7 +95,7 @@ pub enum Obstacle {
     /// Two QEMUs can't have it.
     #[error(transparent)]
     Exclusive(#[from] Exclusive),
-    /// The other QEMU can't get a socket.
+    /// The other QEMU can't get a socket, a tap or a file with RAM.
     #[error(transparent)]
     Inherit(#[from] InheritError),
     /// The other QEMU would have another image.
@@ -192,6 +192,7 @@ impl Known {
         let named = check_names(&shape).err().map(Obstacle::from);
         let inherited = InheritedSockets::of(machine).err().map(Obstacle::from);
         let unmapped = SharedRam::of(machine).err().map(Obstacle::from);
+        let taps = FormerTaps::of(machine).err().map(Obstacle::from);
         let known = Self {
             argv: machine.argv.clone(),
             machine: shape.machine,
@@ -201,7 +202,7 @@ impl Known {
             blockers: outgoing::blockers(qmp)?,
             in_files: in_files(&machine.argv, &machine.cwd),
             hints_free_pages: shape::has_free_page_hint(qmp)?,
-            apart: named.into_iter().chain(inherited).chain(unmapped).collect(),
+            apart: named.into_iter().chain(inherited).chain(unmapped).chain(taps).collect(),
             no_room: None,
             pages_bytes: 0,
             group_room: None,

@@ -1,10 +1,11 @@
-//! What a command line takes that only one QEMU at a time can have: taps, open files of the program
-//! that started it, and sockets that the next QEMU neither inherits nor gets later.
+//! What a command line takes that only one QEMU at a time can have: taps without a name, open files
+//! of the program that started it, and sockets that the next QEMU neither inherits nor gets later.
 //!
 //! What is not known to be harmless counts.
 
 use super::guest_port::value;
 use super::machine::{backend, pieces};
+use super::taps::passed_in;
 use super::{CommandLine, Item};
 
 /// Keys of options by which QEMU gets open files.
@@ -38,6 +39,7 @@ impl CommandLine {
         let has_known_vnc = line.vnc_address().is_some();
         let options = line.items.iter().filter_map(|item| match item {
             Item::Option { .. } if line.inherited_socket(item).is_some() => None,
+            Item::Option { .. } if passed_in(item).is_some() => None,
             Item::Option { name, .. } if name == "vnc" && has_known_vnc => None,
             Item::Option { name, argument, .. } => Some((name, argument.as_deref())),
             Item::Word(_) => None,
@@ -117,6 +119,7 @@ mod tests {
             "-m 64 -nodefaults -display none -drive file=a.img,if=virtio,snapshot=off disk.img",
             "-netdev user,id=n -nic none -net nic -net user -netdev hubport,id=h,hubid=0",
             "-netdev {\"type\":\"user\",\"id\":\"n\"}",
+            "-netdev tap,id=n,ifname=t0,script=no -nic tap,ifname=t1,vhost=on",
             "-chardev file,id=c,path=/tmp/log -chardev null,id=d -serial chardev:c",
             "-serial mon:stdio -serial file:/tmp/log -monitor none -parallel null -vnc none",
             "-append fd=3 -name web1,debug-threads=on -display gtk",
@@ -132,7 +135,8 @@ mod tests {
     fn what_only_one_qemu_can_have_is_named_by_its_option() {
         let network = "is connected to a network of the host";
         for (line, option, what) in [
-            ("-netdev tap,id=n,ifname=t0,script=no", "-netdev n", network),
+            ("-netdev tap,id=n,script=no", "-netdev n", network),
+            ("-netdev tap,id=n,ifname=t0,helper=/h", "-netdev n", network),
             ("-netdev user,id=n,hostfwd=tcp::22-:22", "-netdev n", network),
             ("-netdev {\"type\":\"vhost-user\",\"id\":\"v\"}", "-netdev v", network),
             ("-nic bridge,br=br0", "-nic", network),

@@ -11,8 +11,11 @@ use parking_lot::Mutex;
 
 use super::inherited::{address_of, display_of};
 use super::started::qmp_socket;
+use super::taps::tap_of;
 use super::{Machine, Record, StartError};
-use crate::command_line::{CommandLine, with_addresses, with_vnc_address, without_numbers};
+use crate::command_line::{
+    CommandLine, with_addresses, with_tap_names, with_vnc_address, without_numbers,
+};
 use crate::process::{
     Process, ProcessError, SEEING_TAKES, command_line_of, directory_of, proc_path,
 };
@@ -82,6 +85,7 @@ pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
     if is_ours {
         argv = with_addresses(argv, |socket| address_of(&process, socket));
         argv = with_vnc_address(argv, |socket| display_of(&process, socket));
+        argv = with_tap_names(argv, |file| tap_of(&process, file));
     }
     Ok(Machine {
         argv,

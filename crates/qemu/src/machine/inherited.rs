@@ -11,11 +11,12 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::monitor_names::{NextName, known_as};
 use super::shared_ram::SharedRam;
+use super::taps::NextTaps;
 use super::{Machine, StartError, pid_file, vnc};
 use crate::command_line::{Address, CommandLine, Listening, vnc_display};
 use crate::process::{Process, proc_path};
 
-/// Why a VM's next QEMU can't inherit a socket, or a file with RAM.
+/// Why a VM's next QEMU can't inherit a socket, a tap, or a file with RAM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InheritError {
     /// QEMU has no such socket, or the agent may not take it.
@@ -71,6 +72,53 @@ pub enum InheritError {
         /// QEMU's process.
         pid: u32,
     },
+    /// QEMU has no such tap, or the agent may not take it.
+    #[error(
+        "the tap {name} can't be handed over: its QEMU, process {pid}, has it not open, or with \
+         another number of queues, or the agent may not inspect that process"
+    )]
+    NoTap {
+        /// Its name.
+        name: String,
+        /// QEMU's process.
+        pid: u32,
+    },
+    /// The agent is in another network, or in none that can be compared.
+    #[error(
+        "the tap {name} is in another network namespace than the agent: another QEMU could not \
+         get it"
+    )]
+    TapElsewhere {
+        /// Its name.
+        name: String,
+    },
+    /// A QEMU with an open file runs no script.
+    #[error(
+        "the next QEMU would not run {script} for the tap {name} when it ends: with downscript=no \
+         nothing has to be run"
+    )]
+    TapScript {
+        /// Its name.
+        name: String,
+        /// What is run.
+        script: String,
+    },
+    /// Its bridge would forward nothing for a while.
+    #[error(
+        "the bridge of the tap {name} runs the spanning tree protocol, and would forward nothing \
+         there for up to half a minute, as the tap is without a QEMU for a moment: switch the \
+         protocol off at that bridge (`ip link set BRIDGE type bridge stp_state 0`)"
+    )]
+    TapSilent {
+        /// Its name.
+        name: String,
+    },
+    /// No tap for the next QEMU can be made, or a tap can't be examined.
+    #[error("its taps can't be handed over: {why}")]
+    NoOwnTap {
+        /// The system's error.
+        why: String,
+    },
     /// QEMU has ended.
     #[error("its QEMU, process {pid}, has ended")]
     Exited {
@@ -86,17 +134,20 @@ pub struct Inherited {
     pub sockets: InheritedSockets,
     /// RAM that stays where it is; other RAM is new.
     pub ram: SharedRam,
+    /// For taps that the former one has until it ends.
+    pub taps: NextTaps,
 }
 
 impl Inherited {
     /// The command line for that QEMU.
     pub(super) fn put_in(&self, line: &CommandLine, made: &MadeSockets<'_>) -> CommandLine {
-        made.put_in(line).appending().with_mapped_ram(&self.ram.numbers())
+        let line = made.put_in(line).appending().with_mapped_ram(&self.ram.numbers());
+        line.with_tap_files(&self.taps.numbers())
     }
 
     /// All files, besides those for sockets.
     pub(super) fn borrowed(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.ram.borrowed()
+        self.ram.borrowed().chain(self.taps.borrowed())
     }
 }
 

@@ -1,6 +1,6 @@
 use qemu::incoming::Incoming;
 use qemu::machine::{
-    By, GuestPort, Inherited, InheritedSockets, SharedRam, Start, UP_MAX, start_next,
+    By, GuestPort, Inherited, InheritedSockets, NextTaps, SharedRam, Start, UP_MAX, start_next,
 };
 use qemu::outgoing::Outgoing;
 use qemu::qmp::RunState;
@@ -38,6 +38,7 @@ pub(crate) fn start_after(former: &Vm, arguments: &str) -> Vm {
     let inherited = Inherited {
         sockets: InheritedSockets::of(former).unwrap(),
         ram: SharedRam::of(former).unwrap(),
+        taps: NextTaps::default(),
     };
     let argv = argv_of(&other(), arguments);
     let dir = tempfile::tempdir().unwrap();
