@@ -253,7 +253,14 @@ pub trait Arriving: Send {
         false
     }
 
-    /// Called before its QEMU is ordered to run it: a former QEMU that has the same RAM is ended.
+    /// Whether [`Arriving::be_alone`] ends a former QEMU on this host: it has the same RAM, or its
+    /// taps.
+    fn ends_former(&self) -> bool {
+        self.maps_ram()
+    }
+
+    /// Called before its QEMU is ordered to run it: a former QEMU that has the same RAM, or the
+    /// taps that it is to have, is ended.
     ///
     /// # Errors
     /// If it may live; then nothing may run.

@@ -113,7 +113,7 @@ pub struct Joining {
     pub header_bytes: Option<i32>,
     /// Whether each queue passes packets.
     pub enabled: Vec<bool>,
-    /// Whether the device has to vanish with its last queue, and only stays until these have joined.
+    /// Whether the device has to vanish with its last queue, and stays only until they joined.
     pub is_temporary: bool,
 }
 
@@ -273,8 +273,8 @@ pub fn joining(queues: &[Queue], name: &str) -> Result<Joining, TapError> {
     Ok(Joining { name: name.to_owned(), kind, header_bytes, enabled, is_temporary: false })
 }
 
-/// Has queues leave their own device, which vanishes, and join another one, whose former queues were
-/// closed. May be called again: what was done is not done twice.
+/// Has queues leave their own device, which vanishes, and join another one, whose former queues
+/// were closed. May be called again: what was done is not done twice.
 ///
 /// # Errors
 /// If the device is missing, or the kernel refuses.

@@ -149,7 +149,7 @@ impl Doubt {
             ),
             Self::CannotRun { reason } => format!(
                 "{vm} was given to its next QEMU, which does not run it ({reason}); the agent \
-                 retries. To do without, unless RAM was handed over: {former}"
+                 retries. To do without, unless RAM or taps were handed over: {former}"
             ),
             Self::RunsHere | Self::RunsThereToo | Self::RunsAtBoth => format!(
                 "{vm} was given to its next QEMU, and yet its former one runs it: something sent \

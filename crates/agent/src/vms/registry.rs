@@ -15,6 +15,7 @@ mod living;
 mod seat;
 mod slot;
 mod stop;
+mod taps;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

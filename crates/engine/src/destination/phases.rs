@@ -101,8 +101,9 @@ impl Connected<'_> {
         let arriving = self.shared.host.receive(&order, &goes_on).map_err(End::failed)?;
         place.is_of_host();
         let (notes, maps_ram) = (arriving.notes().to_vec(), arriving.maps_ram());
+        let ends_former = arriving.ends_former();
         let mut keeper = Keeper::new(arriving, Arc::clone(&self.link), Arc::clone(&self.lanes));
-        let mut driver = self.open_journal(&order, &keeper, maps_ram)?;
+        let mut driver = self.open_journal(&order, &keeper, ends_former)?;
         let wanted = PagesOrder {
             sharing: order.sharing.as_ref().map(|wanted| self.agree(wanted)).unwrap_or_default(),
             storage: order.storage.clone(),

@@ -107,8 +107,8 @@ pub fn start_reporting(start: &Start<'_>, launched: &dyn Fn(u32)) -> Result<Mach
 }
 
 /// As [`start_reporting`], for the next QEMU of a VM whose former one lives: it gets the same
-/// listening sockets, RAM that is handed over, and open files for taps, and continues files with the
-/// guest's output. The rest it gets when it is the VM's only one: [`Machine::take_over`].
+/// listening sockets, RAM that is handed over, and open files for taps, and continues files with
+/// the guest's output. The rest it gets when it is the VM's only one: [`Machine::take_over`].
 ///
 /// # Errors
 /// As [`start`].

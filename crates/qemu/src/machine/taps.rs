@@ -1,9 +1,9 @@
 //! The tap devices of a VM's network cards, for its next QEMU on the same host.
 //!
 //! A QEMU sets a tap up when it starts, although it waits for its VM: offloads, and the length of
-//! headers, which are the device's and not the open file's. So the next one starts with a device of
-//! its own, which is down and on no bridge. When the former one has ended, the next one's open files
-//! join the former one's device, which is otherwise left as it is.
+//! headers, which are the device's and not the open file's. So the next one starts with a device
+//! of its own, which is down and on no bridge. When the former one has ended, the next one's open
+//! files join the former one's device, which is otherwise left as it is.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};

@@ -54,8 +54,9 @@ pub struct Opened {
     /// None in a journal of release 0.1.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listed: Option<Listed>,
-    /// Whether both QEMUs have the same RAM: the next one, once it is to run the VM, and the former
-    /// one, if the VM stays, run only when the other has ended. Earlier agents hand nothing over.
+    /// Whether both QEMUs have the same RAM, or the next one gets the former one's taps: the next
+    /// one, once it is to run the VM, and the former one, if the VM stays, run only when the other
+    /// has ended. Earlier agents hand nothing over.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub handed_over: bool,
 }

@@ -10,7 +10,9 @@ use parking_lot::Mutex;
 use qemu::command_line::CommandLine;
 use qemu::disks::{GoesOn, PreparedImage};
 use qemu::launch::User;
-use qemu::machine::{self, By, GuestPort, Inherited, InheritedSockets, Machine, SharedRam, Start};
+use qemu::machine::{
+    self, By, FormerTaps, GuestPort, Inherited, InheritedSockets, Machine, SharedRam, Start,
+};
 use qemu::process::{self, Process};
 use qemu::room::host_memory;
 use qemu::shape;
@@ -133,7 +135,9 @@ impl NextHost {
         let sockets = sockets.map_err(|error| Denied::Conflict(error.to_string()))?;
         let ram = if self.maps_ram { SharedRam::of(&former) } else { Ok(SharedRam::default()) };
         let ram = ram.map_err(|error| Denied::Conflict(error.to_string()))?;
-        let inherited = Inherited { sockets, ram };
+        let held = FormerTaps::of(&former).map_err(|error| Denied::Conflict(error.to_string()))?;
+        let taps = held.for_next().map_err(|error| Denied::Local(error.to_string()))?;
+        let inherited = Inherited { sockets, ram, taps };
         let needs = wanted.check(shape, probes)?;
 
         let mut seat = self.registry.seat(&vm, &former)?;
@@ -145,6 +149,7 @@ impl NextHost {
             })?;
         }
         seat.note_starting()?;
+        seat.keep_taps(held);
         let home = seat.home.clone();
         let start = Start {
             name: &order.vm,
@@ -256,6 +261,10 @@ impl Arriving for NextArrival {
 
     fn maps_ram(&self) -> bool {
         self.maps_ram
+    }
+
+    fn ends_former(&self) -> bool {
+        self.maps_ram || self.machine.passes_taps()
     }
 
     fn be_alone(&self) -> Result<(), String> {

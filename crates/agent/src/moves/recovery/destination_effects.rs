@@ -69,7 +69,7 @@ impl Place {
 pub(super) struct DestinationEffects {
     registry: Arc<Registry>,
     vm: String,
-    /// Whether a former QEMU has the same RAM.
+    /// Whether a former QEMU has the same RAM or taps, and has to end first.
     handed_over: bool,
     /// None once it has ended.
     machine: Option<Arc<Machine>>,
@@ -107,6 +107,15 @@ impl DestinationEffects {
         runs
     }
 
+    /// Ends the former QEMU.
+    fn be_alone(&self, machine: &Machine) -> Result<(), String> {
+        match self.place.as_deref() {
+            // It has the former one's taps open.
+            Some(Place::Live(arriving)) => arriving.be_alone(),
+            _ => self.registry.be_alone(&self.vm, machine, None),
+        }
+    }
+
     /// Carries out a decision from before the restart, if that was not done.
     pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
         let reason = || "as recorded before the agent was restarted".into();
@@ -131,7 +140,7 @@ impl Effects for DestinationEffects {
             return Event::QemuExited;
         }
         if self.handed_over
-            && let Err(reason) = self.registry.end_besides(&self.vm, &machine.record())
+            && let Err(reason) = self.be_alone(machine)
         {
             return Event::ContFailed { reason: reason.into(), never_ran: false };
         }
@@ -142,7 +151,7 @@ impl Effects for DestinationEffects {
             }
             Err(_) if !machine.process.is_alive() => Event::QemuExited,
             Err(error) => {
-                // Of RAM that is handed over there is no other QEMU that could go on.
+                // There is no other QEMU that could go on.
                 let never_ran = !self.handed_over && matches!(error, QmpError::Refused { .. });
                 Event::ContFailed { reason: error.to_string().into(), never_ran }
             }

@@ -110,8 +110,8 @@ impl Settlers {
             && former.is_ok_and(|former| former.has_exited())
         {
             return Err(Denied::Conflict(format!(
-                "the former QEMU of {vm} has ended, as its next one has the same RAM: only that \
-                 one can have {vm}"
+                "the former QEMU of {vm} has ended, as its next one has its RAM or its taps: only \
+                 that one can have {vm}"
             )));
         }
         match takes(source, Resolution::Here) {

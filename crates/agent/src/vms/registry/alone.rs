@@ -1,4 +1,4 @@
-//! One QEMU of a VM by itself, where two have mapped the same RAM.
+//! One QEMU of a VM by itself, where two have mapped the same RAM, or are to have the same taps.
 
 use std::sync::Arc;
 
@@ -40,14 +40,14 @@ impl Seat {
         self.has_same_ram = true;
     }
 
-    /// Ends the former QEMU, if both have the same RAM.
+    /// Ends the former QEMU, if both have the same RAM or its QEMU gets taps: these too.
     pub(crate) fn be_alone(&self) -> Result<(), String> {
-        if !self.has_same_ram {
-            return Ok(());
-        }
         let machine = self.vm.as_ref().and_then(|vm| vm.machine());
         let machine = machine.ok_or_else(|| "its QEMU has ended".to_owned())?;
-        self.registry.end_besides(&self.name, &machine.record())
+        if !self.has_same_ram && !machine.passes_taps() {
+            return Ok(());
+        }
+        self.registry.be_alone(&self.name, &machine, self.taps.lock().take())
     }
 }
 

@@ -4,20 +4,21 @@
 //! file of its own until then: one that replaces the VM's record shows that the next one has it.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use host::quota;
 use parking_lot::Mutex;
-use qemu::machine::{self, Machine, StartError};
+use qemu::machine::{self, FormerTaps, Machine, StartError};
 use qemu::outgoing::forget_settings;
 use qemu::process::{Process, ProcessError};
 use qemu::room::host_memory;
 use qemu::socket;
 
 use super::slot::{Busy, Next, Slot};
-use super::{Registry, found, unknown};
+use super::{Registry, found, taps, unknown};
 use crate::denied::Denied;
 use crate::vms::ram_before;
 use crate::vms::record::{self, Record, RecordError, Standing};
@@ -46,6 +47,9 @@ pub(crate) struct Seat {
     kept: bool,
     /// Whether its QEMU has mapped the former one's RAM.
     pub(super) has_same_ram: bool,
+    /// The taps of the former QEMU, until its QEMU gets them: should that one end by itself, they
+    /// stay.
+    pub(super) taps: Mutex<Option<FormerTaps>>,
 }
 
 impl Seat {
@@ -69,8 +73,14 @@ impl Seat {
         let noted = fs::create_dir_all(&self.home)
             .and_then(|()| forget_settings(&self.home))
             .and_then(|()| ram_before::forget(&self.dir))
+            .and_then(|()| taps::forget(&self.dir).map_err(io::Error::other))
             .and_then(|()| Record::starting().write_next(&self.dir));
         noted.map_err(|error| self.cannot_note(&error))
+    }
+
+    /// Keeps the taps of the former QEMU for its QEMU.
+    pub(crate) fn keep_taps(&self, taps: FormerTaps) {
+        *self.taps.lock() = Some(taps);
     }
 
     /// Has a QEMU that was launched for it moved to the VM's scope, before it takes much.
@@ -103,9 +113,13 @@ impl Seat {
     pub(crate) fn adopt(&mut self) -> Result<(), Denied> {
         let vm = self.vm.clone().ok_or_else(|| self.no_qemu())?;
         self.kept = true;
+        // One that is paused was not run before, which would have done it.
+        let has_taps = vm.machine().is_some_and(|machine| machine.passes_taps());
+        let alone = if has_taps { self.be_alone() } else { Ok(()) };
         if let Some(slot) = self.registry.slots.lock().get_mut(&self.name) {
             (slot.vm, slot.next) = (Some(Arc::clone(&vm)), None);
         }
+        alone.map_err(Denied::Local)?;
         vm.save_here().map_err(|error| self.cannot_note(&error))?;
         record::remove_next(&self.dir);
         if let Err(error) = ram_before::forget(&self.dir) {
@@ -133,7 +147,7 @@ impl Seat {
         Denied::Local(format!("{} has no next QEMU", self.name))
     }
 
-    fn cannot_note(&self, error: &std::io::Error) -> Denied {
+    fn cannot_note(&self, error: &io::Error) -> Denied {
         Denied::Local(format!("{}: {error}", self.dir.display()))
     }
 }
@@ -217,6 +231,7 @@ impl Registry {
             launched: Mutex::default(),
             kept: false,
             has_same_ram: false,
+            taps: Mutex::default(),
         }
     }
 

@@ -129,8 +129,8 @@ impl Effects for Keeper {
             let reason = "its QEMU had ended before it was to run the VM".into();
             return Step::ContFailed { reason, never_ran: true };
         }
-        let maps_ram = self.arriving.as_ref().is_some_and(|arriving| arriving.maps_ram());
-        // From here on the former QEMU can't have the VM, if both have the same RAM.
+        let ends_former = self.arriving.as_ref().is_some_and(|arriving| arriving.ends_former());
+        // From here on the former QEMU can't have the VM, if both have the same RAM or taps.
         if let Some(Err(reason)) = self.arriving.as_ref().map(|arriving| arriving.be_alone()) {
             return Step::ContFailed { reason: reason.into(), never_ran: false };
         }
@@ -145,7 +145,7 @@ impl Effects for Keeper {
             Err(QmpError::Closed) if !self.machine.process.is_alive() => Step::QemuExited,
             Err(error) => {
                 // Then there is no other QEMU that could go on: the next one is not ended.
-                let never_ran = !maps_ram && matches!(error, QmpError::Refused { .. });
+                let never_ran = !ends_former && matches!(error, QmpError::Refused { .. });
                 Step::ContFailed { reason: error.to_string().into(), never_ran }
             }
         }

@@ -201,6 +201,7 @@ impl<'m> Prepared<'m> {
             true => Opened::SAME_HOST.to_owned(),
             false => context.peer.address.to_string(),
         };
+        let passes_taps = context.is_within_host() && context.vm.machine.passes_taps();
         let opened = Opened {
             migration: self.id.clone(),
             vm: context.vm.name.clone(),
@@ -209,7 +210,7 @@ impl<'m> Prepared<'m> {
             run: context.was_running,
             qemu,
             listed: context.report_builder.listed(),
-            handed_over: context.vm.hand_over.is_some(),
+            handed_over: context.vm.hand_over.is_some() || passes_taps,
         };
         let journal = context.local.journals.create(opened);
         let journal =

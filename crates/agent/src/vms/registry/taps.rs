@@ -1,0 +1,117 @@
+//! A VM's taps, which its next QEMU gets when no other QEMU of the VM lives.
+//!
+//! How that is to be done is kept in the VM's directory until it is done: an agent that was killed
+//! continues. It need not be on disk: a host that crashes has neither QEMU any more.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use host::taps::Joining;
+use qemu::machine::{FormerTaps, JoiningTaps, Machine};
+
+use super::Registry;
+
+/// Its name in the VM's directory.
+const FILE: &str = "taps";
+/// Its name while it is written.
+const NEW: &str = "taps.new";
+
+impl Registry {
+    /// Ends every other QEMU of a VM than this one, which then gets their taps. May be called
+    /// again. `held` are those of the former one, if they were taken before.
+    pub(crate) fn be_alone(
+        &self,
+        name: &str,
+        one: &Machine,
+        held: Option<FormerTaps>,
+    ) -> Result<(), String> {
+        let dir = self.state().vm(name);
+        let taps = JoiningTaps::of(one).map_err(|error| error.to_string())?;
+        let noted = if taps.is_empty() { None } else { read(&dir)? };
+        if noted.is_none() && taps.have_joined().map_err(|error| error.to_string())? {
+            drop(held);
+            return self.end_besides(name, &one.record());
+        }
+        let former = held.or_else(|| self.taps_left(name, one)).unwrap_or_default();
+        let joining = match noted {
+            Some(noted) => noted,
+            None => {
+                let mut joining = taps.joining().map_err(|error| error.to_string())?;
+                former.note(&mut joining);
+                write(&dir, &joining)?;
+                joining
+            }
+        };
+        former.keep(&joining)?;
+        self.end_besides(name, &one.record())?;
+        let waiting = former.close();
+        taps.join(&joining).map_err(|error| error.to_string())?;
+        waiting.deliver();
+        forget(&dir)
+    }
+
+    /// The taps of a VM's former QEMU, if it lives.
+    fn taps_left(&self, name: &str, one: &Machine) -> Option<FormerTaps> {
+        let machine = self.vm(name)?.machine()?;
+        let is_former = !machine.record().is_of(&one.record());
+        is_former.then(|| FormerTaps::left(&machine))
+    }
+}
+
+/// Removes what was kept of an earlier upgrade.
+pub(super) fn forget(dir: &Path) -> Result<(), String> {
+    match fs::remove_file(dir.join(FILE)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(cannot(dir, &error)),
+        _ => Ok(()),
+    }
+}
+
+fn write(dir: &Path, joining: &[Joining]) -> Result<(), String> {
+    let text = serde_json::to_vec(joining).map_err(|error| error.to_string())?;
+    // A kill in between leaves no part of it.
+    let written = fs::write(dir.join(NEW), text);
+    let written = written.and_then(|()| fs::rename(dir.join(NEW), dir.join(FILE)));
+    written.map_err(|error| cannot(dir, &error))
+}
+
+fn read(dir: &Path) -> Result<Option<Vec<Joining>>, String> {
+    let text = match fs::read(dir.join(FILE)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        text => text.map_err(|error| cannot(dir, &error))?,
+    };
+    let read = serde_json::from_slice(&text).map_err(io::Error::other);
+    read.map(Some).map_err(|error| cannot(dir, &error))
+}
+
+fn cannot(dir: &Path, error: &io::Error) -> String {
+    format!("{}: {error}", dir.join(FILE).display())
+}
+
+#[cfg(test)]
+mod tests {
+    use host::taps::Kind;
+
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_read_again_until_it_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read(dir.path()), Ok(None));
+        forget(dir.path()).unwrap();
+        let joining = Joining {
+            name: "tap0".to_owned(),
+            kind: Kind { virtio_header: true, multi_queue: true },
+            header_bytes: Some(12),
+            enabled: vec![true, false],
+            is_temporary: true,
+        };
+        write(dir.path(), std::slice::from_ref(&joining)).unwrap();
+        assert_eq!(read(dir.path()), Ok(Some(vec![joining])));
+        fs::write(dir.path().join(FILE), "[").unwrap();
+        let damaged = read(dir.path()).unwrap_err();
+        assert!(damaged.contains("/taps: "), "{damaged}");
+        forget(dir.path()).unwrap();
+        assert_eq!(read(dir.path()), Ok(None));
+    }
+}
