@@ -280,6 +280,11 @@ pub fn joining(queues: &[Queue], name: &str) -> Result<Joining, TapError> {
 /// If the device is missing, or the kernel refuses.
 pub fn join(queues: &[Queue], to: &Joining) -> Result<(), TapError> {
     let name = to.name.as_str();
+    // The kernel would make one that is missing, on no bridge. And a queue without a device keeps
+    // its process busy, which should not be for long.
+    if link_state(name)? == LinkState::Missing {
+        return Err(TapError::Missing { name: to.name.clone() });
+    }
     for (queue, enabled) in queues.iter().zip(&to.enabled) {
         let device = queue.device().map_err(failed("examining", name))?;
         let is_enabled = match device {
@@ -310,10 +315,6 @@ pub fn join(queues: &[Queue], to: &Joining) -> Result<(), TapError> {
 
 /// Joins a device when its former queue was closed. Returns whether the queue passes packets.
 fn attach_when_closed(queue: &Queue, to: &Joining) -> Result<bool, TapError> {
-    // The kernel would make one that is missing, on no bridge.
-    if link_state(&to.name)? == LinkState::Missing {
-        return Err(TapError::Missing { name: to.name.clone() });
-    }
     let mut tries = 0;
     loop {
         match queue.attach(&to.name, to.kind) {

@@ -1,10 +1,5 @@
 //! A VM gets another QEMU on the host where it runs, and notices nothing.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpStream;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::thread;
 use std::time::Duration;
 
 use api::{Report, UpgradeHow, VmSummary};
@@ -12,9 +7,8 @@ use end_to_end::disk::{assert_disk_intact, with_disk};
 use end_to_end::faults::Traced;
 use end_to_end::{Frozen, MIB, OwnProgram, Side, World, bare, guest, note, until};
 use lab::guest::{Guest, GuestSpec};
-use lab::hosts::{Link, Outside, RUN_DIR};
+use lab::hosts::{Link, RUN_DIR};
 use lab::setup::{self, Accelerator, Qemu};
-use lab_guest::net::ADDRESS;
 use marks::runs;
 
 /// A size that QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
@@ -305,74 +299,4 @@ fn after_the_program_was_replaced_on_disk() {
     assert!(!list.lines().any(|line| line.ends_with("replaced")), "{list}");
     guests.iter().for_each(|guest| world.assert_intact(guest));
     world.assert_nothing_else(Side::A);
-}
-
-/// memcached's port.
-const PORT: u16 = 11211;
-/// What a client waits at most for an answer.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Numbers its requests to the server in the guest, on one connection, and checks each answer,
-/// until the sender of `over` is dropped.
-fn converse(connection: TcpStream, over: &Receiver<()>, answered: &AtomicU64) {
-    connection.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut requests = connection.try_clone().unwrap();
-    let mut answers = BufReader::new(connection).lines();
-    let mut next = || answers.next().expect("the connection has ended").unwrap();
-    while over.try_recv() == Err(TryRecvError::Empty) {
-        let number = format!("{:08}", answered.load(Relaxed));
-        write!(requests, "set n 0 0 8\r\n{number}\r\nget n\r\n").unwrap();
-        let expected = ["STORED", "VALUE n 0 8", number.as_str(), "END"];
-        assert_eq!([next(), next(), next(), next()], expected);
-        answered.fetch_add(1, Relaxed);
-    }
-}
-
-/// Packets for the VM that A's kernel has dropped at its tap.
-fn dropped(world: &World) -> u64 {
-    let mut read = world.host(Side::A).command("cat");
-    let output = read.arg("/sys/class/net/vmtap/statistics/tx_dropped").output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
-}
-
-/// Two QEMUs can't have the tap, so nothing is touched: a connection to the guest goes on, and no
-/// packet is lost at the tap.
-#[test]
-fn one_with_a_tap_is_refused_while_a_connection_goes_on() {
-    let (world, program) = world(Link::unshaped());
-    let outside = Outside::join(&world.hosts).unwrap();
-    let mut spec = guest("256M", RATE);
-    spec.orders.serve_bytes = 8 * MIB;
-    spec.initrd = Some(setup::server_initrd(&world.kit).unwrap());
-    spec.extra.extend(Outside::arguments());
-    let guest = world.boot_by(&spec, &program.path, HAND_OVER);
-    let pid = world.vm(Side::A, "web1").unwrap().pid;
-    let connect = || outside.host.within(|| TcpStream::connect((ADDRESS, PORT)).ok());
-    let mut connection = None;
-    until("the server listens", || {
-        connection = connect();
-        connection.is_some()
-    });
-    let connection = connection.unwrap();
-    let before = dropped(&world);
-    let answered = &AtomicU64::new(0);
-    let (going, over) = channel();
-    let goes_on = || {
-        let now = answered.load(Relaxed);
-        until("requests are answered", || answered.load(Relaxed) > now + 10);
-    };
-    thread::scope(|scope| {
-        scope.spawn(move || converse(connection, &over, answered));
-        // Dropped by a failure as well, which would otherwise wait for that thread for ever.
-        let _going = going;
-        for _ in 0..3 {
-            goes_on();
-            let why = world.refuses(Side::A, &["upgrade", "web1"]);
-            assert!(why.contains("is connected to a network of the host"), "{why}");
-        }
-        goes_on();
-    });
-    assert_eq!(dropped(&world), before, "packets were lost at the tap");
-    world.assert_stayed(&guest, Side::A, pid);
 }

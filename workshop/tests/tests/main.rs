@@ -38,6 +38,7 @@ mod hung_qemu;
 mod in_place;
 mod in_place_addresses;
 mod in_place_faults;
+mod in_place_taps;
 mod kept_memory;
 mod kubevirt;
 mod kvm;

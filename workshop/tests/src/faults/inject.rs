@@ -25,6 +25,12 @@ impl Traced {
         Self::attach(pid, "fdatasync", &format!("delay_exit={}", by.as_micros()))
     }
 
+    /// Delays each command that the process gives a device.
+    #[must_use]
+    pub fn slow_commands(pid: u32, by: Duration) -> Self {
+        Self::attach(pid, "ioctl", &format!("delay_exit={}", by.as_micros()))
+    }
+
     /// Fails each note, as on a full disk.
     #[must_use]
     pub fn full(pid: u32) -> Self {
