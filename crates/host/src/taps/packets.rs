@@ -21,8 +21,8 @@ const HEADER_BYTES: usize = 10;
 #[derive(Debug, Default)]
 pub struct Packets {
     /// Each with virtio's header, or all without.
-    packets: Vec<Vec<u8>>,
-    has_header: bool,
+    pub(super) packets: Vec<Vec<u8>>,
+    pub(super) has_header: bool,
 }
 
 impl Packets {

@@ -37,7 +37,10 @@ impl FormerTaps {
     /// If one of those on its command line is not found, or would not be as it was.
     pub fn of(machine: &Machine) -> Result<Self, InheritError> {
         let passed = passed(machine);
-        let mut open = open_in(&machine.process, !passed.is_empty());
+        if passed.is_empty() {
+            return Ok(Self::default());
+        }
+        let mut open = open_in(&machine.process);
         let pid = machine.process.pid();
         let taps = passed.iter().map(|tap| former(tap, &mut open, pid, &machine.cwd));
         taps.collect::<Result<_, _>>().map(Self)
@@ -47,7 +50,7 @@ impl FormerTaps {
     #[must_use]
     pub fn left(machine: &Machine) -> Self {
         let passed = passed(machine);
-        let mut open = open_in(&machine.process, !passed.is_empty());
+        let mut open = open_in(&machine.process);
         Self(passed.iter().filter_map(|tap| opened(tap, &mut open)).collect())
     }
 
@@ -263,11 +266,8 @@ fn opened(tap: &PassedTap, open: &mut Vec<(Device, Queue)>) -> Option<FormerTap>
     found
 }
 
-/// The queues of taps that a process has open, if `any` are of interest.
-fn open_in(process: &Process, any: bool) -> Vec<(Device, Queue)> {
-    if !any {
-        return Vec::new();
-    }
+/// The queues of taps that a process has open.
+fn open_in(process: &Process) -> Vec<(Device, Queue)> {
     let entries = fs::read_dir(proc_path(process.pid(), "fd"));
     let entries = entries.into_iter().flatten().flatten();
     let is_driver = |path: &Path| fs::read_link(path).is_ok_and(|link| link == Path::new(DRIVER));

@@ -107,15 +107,6 @@ impl DestinationEffects {
         runs
     }
 
-    /// Ends the former QEMU.
-    fn be_alone(&self, machine: &Machine) -> Result<(), String> {
-        match self.place.as_deref() {
-            // It has the former one's taps open.
-            Some(Place::Live(arriving)) => arriving.be_alone(),
-            _ => self.registry.be_alone(&self.vm, machine, None),
-        }
-    }
-
     /// Carries out a decision from before the restart, if that was not done.
     pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
         let reason = || "as recorded before the agent was restarted".into();
@@ -140,7 +131,7 @@ impl Effects for DestinationEffects {
             return Event::QemuExited;
         }
         if self.handed_over
-            && let Err(reason) = self.be_alone(machine)
+            && let Err(reason) = self.registry.be_alone(&self.vm, machine)
         {
             return Event::ContFailed { reason: reason.into(), never_ran: false };
         }

@@ -47,7 +47,7 @@ impl Seat {
         if !self.has_same_ram && !machine.passes_taps() {
             return Ok(());
         }
-        self.registry.be_alone(&self.name, &machine, self.taps.lock().take())
+        self.registry.be_alone(&self.name, &machine)
     }
 }
 

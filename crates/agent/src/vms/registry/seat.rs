@@ -47,9 +47,6 @@ pub(crate) struct Seat {
     kept: bool,
     /// Whether its QEMU has mapped the former one's RAM.
     pub(super) has_same_ram: bool,
-    /// The taps of the former QEMU, until its QEMU gets them: should that one end by itself, they
-    /// stay.
-    pub(super) taps: Mutex<Option<FormerTaps>>,
 }
 
 impl Seat {
@@ -80,7 +77,10 @@ impl Seat {
 
     /// Keeps the taps of the former QEMU for its QEMU.
     pub(crate) fn keep_taps(&self, taps: FormerTaps) {
-        *self.taps.lock() = Some(taps);
+        let mut slots = self.registry.slots.lock();
+        if let Some(next) = slots.get_mut(&self.name).and_then(|slot| slot.next.as_mut()) {
+            next.taps = Some(taps);
+        }
     }
 
     /// Has a QEMU that was launched for it moved to the VM's scope, before it takes much.
@@ -231,7 +231,6 @@ impl Registry {
             launched: Mutex::default(),
             kept: false,
             has_same_ram: false,
-            taps: Mutex::default(),
         }
     }
 

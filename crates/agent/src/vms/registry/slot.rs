@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use qemu::machine::FormerTaps;
+
 use crate::vms::vm::Vm;
 
 /// The operation in progress on a VM.
@@ -45,6 +47,8 @@ pub(super) struct Next {
     pub(super) vm: Option<Arc<Vm>>,
     /// The ordinary memory that is reserved for it, before it has answered.
     pub(super) promised: Option<u64>,
+    /// The taps of the former QEMU, until it gets them: should that one end by itself, they stay.
+    pub(super) taps: Option<FormerTaps>,
 }
 
 impl Slot {
@@ -122,7 +126,7 @@ mod tests {
     }
 
     fn with_next(vm: Option<Arc<Vm>>, promised: Option<u64>) -> Slot {
-        let next = Some(Next { vm, promised });
+        let next = Some(Next { vm, promised, taps: None });
         Slot { next, ..Slot::new(self::vm(None), Busy::Moving("deadbeef".to_owned())) }
     }
 

@@ -18,22 +18,16 @@ const FILE: &str = "taps";
 const NEW: &str = "taps.new";
 
 impl Registry {
-    /// Ends every other QEMU of a VM than this one, which then gets their taps. May be called
-    /// again. `held` are those of the former one, if they were taken before.
-    pub(crate) fn be_alone(
-        &self,
-        name: &str,
-        one: &Machine,
-        held: Option<FormerTaps>,
-    ) -> Result<(), String> {
+    /// Ends every other QEMU of a VM than this one, which then gets their taps. May be called again.
+    pub(crate) fn be_alone(&self, name: &str, one: &Machine) -> Result<(), String> {
         let dir = self.state().vm(name);
         let taps = JoiningTaps::of(one).map_err(|error| error.to_string())?;
         let noted = if taps.is_empty() { None } else { read(&dir)? };
         if noted.is_none() && taps.have_joined().map_err(|error| error.to_string())? {
-            drop(held);
             return self.end_besides(name, &one.record());
         }
-        let former = held.or_else(|| self.taps_left(name, one)).unwrap_or_default();
+        let former = self.taps_held(name).or_else(|| self.taps_left(name, one));
+        let former = former.unwrap_or_default();
         let joining = match noted {
             Some(noted) => noted,
             None => {
@@ -51,7 +45,12 @@ impl Registry {
         forget(&dir)
     }
 
-    /// The taps of a VM's former QEMU, if it lives.
+    /// The taps of a VM's former QEMU, if they were kept for the next one.
+    fn taps_held(&self, name: &str) -> Option<FormerTaps> {
+        self.slots.lock().get_mut(name)?.next.as_mut()?.taps.take()
+    }
+
+    /// The same, if that QEMU lives.
     fn taps_left(&self, name: &str, one: &Machine) -> Option<FormerTaps> {
         let machine = self.vm(name)?.machine()?;
         let is_former = !machine.record().is_of(&one.record());
