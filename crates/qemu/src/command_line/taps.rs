@@ -136,7 +136,8 @@ pub(super) fn passed_in(item: &Item) -> Option<PassedTap> {
         return None;
     }
     let name = tap(argument)?.name;
-    let queues = value(argument, "queues").map_or(Some(1), |queues| queues.parse().ok());
+    let queues: Option<usize> =
+        value(argument, "queues").map_or(Some(1), |queues| queues.parse().ok());
     let queues = queues.filter(|queues| (1..=QUEUES_MAX).contains(queues))?;
     Some(PassedTap { name, queues, down_script: script(argument, "downscript", DOWN_SCRIPT) })
 }
