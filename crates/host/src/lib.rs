@@ -1,5 +1,5 @@
-//! What a host has and restricts: network cards, taps, CPU time and memory by cgroups, the rights of
-//! its users, and directories for sockets.
+//! What a host has and restricts: network cards, taps, CPU time and memory by cgroups, the rights
+//! of its users, and directories for sockets.
 
 pub mod nic;
 pub mod quota;

@@ -5,7 +5,9 @@ use std::fs;
 use std::io;
 
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, sendto, socket};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
+};
 
 use crate::nic::{NicError, without_label};
 
@@ -125,7 +127,8 @@ fn query(which: Which<'_>) -> Result<Option<Link>, NicError> {
 /// Sends a message, and returns the answer.
 fn exchange(message: &[u8]) -> io::Result<Vec<u8>> {
     // The default protocol, 0, is `NETLINK_ROUTE`.
-    let socket = socket(AddressFamily::NETLINK, SocketType::RAW, None)?;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
     sendto(&socket, message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
     let mut answer = vec![0; ANSWER_MAX];
     let (length, _) = recv(&socket, answer.as_mut_slice(), RecvFlags::empty())?;

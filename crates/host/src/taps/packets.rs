@@ -5,7 +5,7 @@ use std::mem;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
 
 use super::Queue;
 
@@ -60,7 +60,9 @@ impl Packets {
         if self.packets.is_empty() {
             return Ok(0);
         }
-        let socket = socket(AddressFamily::PACKET, SocketType::RAW, None)?;
+        // A QEMU that is started meanwhile must not inherit it: it reaches every device.
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
         if self.has_header {
             switch_on(&socket, libc::PACKET_VNET_HDR)?;
         }
