@@ -177,7 +177,8 @@ fn with(argument: &str, replaced: &[&str], put: &[(&str, Value)]) -> String {
         return Value::Object(json).to_string();
     }
     let pieces = pieces(argument);
-    let kept = pieces.iter().filter(|piece| !replaced.contains(&key(piece)));
+    // An empty one, as after a comma at the end, would make two commas, which are none.
+    let kept = pieces.iter().filter(|piece| !piece.is_empty() && !replaced.contains(&key(piece)));
     let mut words: Vec<String> = kept.map(|piece| piece.replace(',', ",,")).collect();
     words.extend(put.iter().map(|(key, value)| match value {
         Value::String(text) => format!("{key}={}", text.replace(',', ",,")),
@@ -229,7 +230,8 @@ mod tests {
         let line = parse(
             "qemu -netdev tap,id=a,ifname=t0,script=no,downscript=no,vhost=on,sndbuf=0 -netdev \
              user,id=u -nic tap,model=e1000,ifname=t1,script=/up,vnet_hdr=off -netdev \
-             {\"type\":\"tap\",\"id\":\"b\",\"ifname\":\"t2\",\"queues\":2,\"vhost\":true}",
+             {\"type\":\"tap\",\"id\":\"b\",\"ifname\":\"t2\",\"queues\":2,\"vhost\":true} -netdev \
+             tap,ifname=t3,id=c,",
         );
         let tap = |name: &str, queues: usize, down_script: Option<&str>| PassedTap {
             name: name.to_owned(),
@@ -237,14 +239,20 @@ mod tests {
             down_script: down_script.map(str::to_owned),
         };
         let default = Some("/etc/qemu-ifdown");
-        let expected = [tap("t0", 1, None), tap("t1", 1, default), tap("t2", 2, default)];
+        let expected = [
+            tap("t0", 1, None),
+            tap("t1", 1, default),
+            tap("t2", 2, default),
+            tap("t3", 1, default),
+        ];
         assert_eq!(line.passed_taps(), expected);
         assert_eq!(line.exclusive(), []);
-        let files = [vec![7], vec![8], vec![9, 10]];
+        let files = [vec![7], vec![8], vec![9, 10], vec![11]];
         let started = line.with_tap_files(&files);
         let expected = "-netdev tap,id=a,vhost=on,sndbuf=0,fd=7 -netdev user,id=u -nic \
                         tap,model=e1000,fd=8 -netdev \
-                        {\"fds\":\"9:10\",\"id\":\"b\",\"type\":\"tap\",\"vhost\":true}";
+                        {\"fds\":\"9:10\",\"id\":\"b\",\"type\":\"tap\",\"vhost\":true} -netdev \
+                        tap,id=c,fd=11";
         assert_eq!(started.argv()[1..].join(" "), expected);
         assert_eq!(started.tap_files(), files);
         assert_eq!(started.passed_taps(), []);
