@@ -83,7 +83,7 @@ pub enum InheritError {
         /// QEMU's process.
         pid: u32,
     },
-    /// The agent is in another network, or in none that can be compared.
+    /// The agent is in another network.
     #[error(
         "the tap {name} is in another network namespace than the agent: another QEMU could not \
          get it"

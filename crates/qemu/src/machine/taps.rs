@@ -242,9 +242,15 @@ fn former(
     let name = || tap.name.clone();
     let former = opened(tap, open).filter(|former| former.queues.len() == tap.queues);
     let former = former.ok_or_else(|| InheritError::NoTap { name: name(), pid })?;
-    let is_here = former.queues.iter().all(|queue| queue.is_here().is_ok_and(|is| is));
-    if !is_here {
-        return Err(InheritError::TapElsewhere { name: name() });
+    for queue in &former.queues {
+        match queue.is_here() {
+            Ok(true) => {}
+            Ok(false) => return Err(InheritError::TapElsewhere { name: name() }),
+            Err(error) => {
+                let why = format!("the tap {} (CAP_NET_ADMIN is needed): {error}", tap.name);
+                return Err(InheritError::NoOwnTap { why });
+            }
+        }
     }
     // Without it, the failure to run it is all that happens.
     if let Some(script) = tap.down_script.as_ref().filter(|script| cwd.join(script).exists()) {
