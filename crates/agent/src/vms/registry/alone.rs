@@ -22,7 +22,7 @@ impl Registry {
             other.end().map_err(|error| error.to_string())?;
         }
         if self.may_live_besides(name, one) {
-            return Err("another QEMU of the VM may live, and has the same RAM".to_owned());
+            return Err("another QEMU of the VM may live, and has its RAM or its taps".to_owned());
         }
         Ok(())
     }

@@ -77,10 +77,7 @@ impl Seat {
 
     /// Keeps the taps of the former QEMU for its QEMU.
     pub(crate) fn keep_taps(&self, taps: FormerTaps) {
-        let mut slots = self.registry.slots.lock();
-        if let Some(next) = slots.get_mut(&self.name).and_then(|slot| slot.next.as_mut()) {
-            next.taps = Some(taps);
-        }
+        self.registry.hold_taps(&self.name, taps);
     }
 
     /// Has a QEMU that was launched for it moved to the VM's scope, before it takes much.

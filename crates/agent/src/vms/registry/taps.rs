@@ -18,7 +18,8 @@ const FILE: &str = "taps";
 const NEW: &str = "taps.new";
 
 impl Registry {
-    /// Ends every other QEMU of a VM than this one, which then gets their taps. May be called again.
+    /// Ends every other QEMU of a VM than this one, which then gets their taps. May be called
+    /// again.
     pub(crate) fn be_alone(&self, name: &str, one: &Machine) -> Result<(), String> {
         let dir = self.state().vm(name);
         let taps = JoiningTaps::of(one).map_err(|error| error.to_string())?;
@@ -28,24 +29,32 @@ impl Registry {
         }
         let former = self.taps_held(name).or_else(|| self.taps_left(name, one));
         let former = former.unwrap_or_default();
-        let joining = match noted {
-            Some(noted) => noted,
-            None => {
-                let mut joining = taps.joining().map_err(|error| error.to_string())?;
-                former.note(&mut joining);
-                write(&dir, &joining)?;
-                joining
+        let joining = noted.map_or_else(|| note(&dir, &taps, &former), Ok);
+        let kept = joining.and_then(|joining| former.keep(&joining).map(|()| joining));
+        let alone = kept.and_then(|kept| self.end_besides(name, &one.record()).map(|()| kept));
+        let joining = match alone {
+            Ok(joining) => joining,
+            Err(why) => {
+                // Until the next attempt: they may vanish with their QEMU, and packets with them.
+                self.hold_taps(name, former);
+                return Err(why);
             }
         };
-        former.keep(&joining)?;
-        self.end_besides(name, &one.record())?;
         let waiting = former.close();
         taps.join(&joining).map_err(|error| error.to_string())?;
         waiting.deliver();
         forget(&dir)
     }
 
-    /// The taps of a VM's former QEMU, if they were kept for the next one.
+    /// Holds the taps of a VM's former QEMU for its next one, if it is getting one.
+    pub(super) fn hold_taps(&self, name: &str, taps: FormerTaps) {
+        let mut slots = self.slots.lock();
+        if let Some(next) = slots.get_mut(name).and_then(|slot| slot.next.as_mut()) {
+            next.taps = Some(taps);
+        }
+    }
+
+    /// The taps of a VM's former QEMU, if they were held for the next one.
     fn taps_held(&self, name: &str) -> Option<FormerTaps> {
         self.slots.lock().get_mut(name)?.next.as_mut()?.taps.take()
     }
@@ -56,6 +65,14 @@ impl Registry {
         let is_former = !machine.record().is_of(&one.record());
         is_former.then(|| FormerTaps::left(&machine))
     }
+}
+
+/// Notes how the next QEMU's open files join the former one's taps.
+fn note(dir: &Path, taps: &JoiningTaps, former: &FormerTaps) -> Result<Vec<Joining>, String> {
+    let mut joining = taps.joining().map_err(|error| error.to_string())?;
+    former.note(&mut joining);
+    write(dir, &joining)?;
+    Ok(joining)
 }
 
 /// Removes what was kept of an earlier upgrade.
