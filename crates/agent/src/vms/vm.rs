@@ -237,6 +237,15 @@ impl Vm {
         record.write(&self.dir)
     }
 
+    /// Notes why its QEMU does not have its taps, before which its record does not say that it is
+    /// here.
+    pub(crate) fn lacks_taps(&self, why: &str) {
+        self.known.lock().unnoted = Some(format!(
+            "{} is here, and its QEMU does not have its taps yet ({why}); the agent retries",
+            self.name
+        ));
+    }
+
     /// Whether it is here but its record does not yet say so.
     pub(crate) fn is_unnoted(&self) -> bool {
         self.known.lock().unnoted.is_some()

@@ -168,6 +168,7 @@ impl Registry {
     /// Writes the record of a VM that has arrived, if that failed when it arrived.
     pub(crate) fn note_here(&self, name: &str) -> Result<(), String> {
         let Some(vm) = self.vm(name).filter(|vm| vm.is_unnoted()) else { return Ok(()) };
+        self.take_missing_taps(name, &vm)?;
         vm.save_here().map_err(|error| format!("{}: {error}", vm.dir.display()))?;
         if self.next(name).is_none() {
             // Its own record was that of a next QEMU.

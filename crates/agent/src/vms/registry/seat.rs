@@ -110,13 +110,17 @@ impl Seat {
     pub(crate) fn adopt(&mut self) -> Result<(), Denied> {
         let vm = self.vm.clone().ok_or_else(|| self.no_qemu())?;
         self.kept = true;
-        // One that is paused was not run before, which would have done it.
-        let has_taps = vm.machine().is_some_and(|machine| machine.passes_taps());
-        let alone = if has_taps { self.be_alone() } else { Ok(()) };
+        let taken = self.registry.take_taps(&self.name, &vm);
         if let Some(slot) = self.registry.slots.lock().get_mut(&self.name) {
-            (slot.vm, slot.next) = (Some(Arc::clone(&vm)), None);
+            slot.vm = Some(Arc::clone(&vm));
+            if taken.is_ok() {
+                slot.next = None;
+            }
         }
-        alone.map_err(Denied::Local)?;
+        if let Err(why) = taken {
+            vm.lacks_taps(&why);
+            return Err(Denied::Local(why));
+        }
         vm.save_here().map_err(|error| self.cannot_note(&error))?;
         record::remove_next(&self.dir);
         if let Err(error) = ram_before::forget(&self.dir) {

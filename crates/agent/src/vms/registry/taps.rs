@@ -6,11 +6,14 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use host::taps::Joining;
 use qemu::machine::{FormerTaps, JoiningTaps, Machine};
+use qemu::qmp::RunState;
 
 use super::Registry;
+use crate::vms::vm::Vm;
 
 /// Its name in the VM's directory.
 const FILE: &str = "taps";
@@ -44,6 +47,33 @@ impl Registry {
         taps.join(&joining).map_err(|error| error.to_string())?;
         waiting.deliver();
         forget(&dir)
+    }
+
+    /// Gives the taps of a VM that doesn't run to its QEMU, which has the VM. One that runs has
+    /// them: it got them before. Whoever else let it run does not decide that the former one ends.
+    pub(super) fn take_taps(&self, name: &str, vm: &Vm) -> Result<(), String> {
+        let machine = vm.machine().filter(|machine| machine.passes_taps());
+        let Some(machine) = machine else { return Ok(()) };
+        match machine.qmp.run_state() {
+            Ok(RunState::Running) => Ok(()),
+            // Also one that an error has stopped, at its former QEMU already.
+            Ok(_) => self.be_alone(name, &machine),
+            Err(_) if !machine.process.is_alive() => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// The same, if that failed when it got the VM.
+    pub(super) fn take_missing_taps(&self, name: &str, vm: &Arc<Vm>) -> Result<(), String> {
+        let lacks_them = self.next(name).is_some_and(|next| Arc::ptr_eq(&next, vm));
+        if !lacks_them {
+            return Ok(());
+        }
+        self.take_taps(name, vm)?;
+        if let Some(slot) = self.slots.lock().get_mut(name) {
+            slot.next = None;
+        }
+        Ok(())
     }
 
     /// Holds the taps of a VM's former QEMU for its next one, if it is getting one.
