@@ -85,10 +85,22 @@ impl FormerTaps {
     /// # Errors
     /// If the kernel refuses.
     pub fn keep(&self, joining: &[Joining]) -> Result<(), String> {
+        self.persist(joining, true)
+    }
+
+    /// Has them vanish with their last queue again: their QEMU keeps them.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn release(&self, joining: &[Joining]) -> Result<(), String> {
+        self.persist(joining, false)
+    }
+
+    fn persist(&self, joining: &[Joining], stays: bool) -> Result<(), String> {
         for one in joining.iter().filter(|one| one.is_temporary) {
             let queues = self.0.iter().filter(|tap| tap.device.name == one.name);
             if let Some(queue) = queues.flat_map(|tap| &tap.queues).next() {
-                queue.persist(true).map_err(|error| format!("the tap {}: {error}", one.name))?;
+                queue.persist(stays).map_err(|error| format!("the tap {}: {error}", one.name))?;
             }
         }
         Ok(())

@@ -27,9 +27,11 @@ impl Registry {
         Ok(())
     }
 
-    /// Ends the next QEMU of a VM, and puts back what its load may have written to RAM.
+    /// Ends the next QEMU of a VM, leaves the taps to the former one, and puts back what the load
+    /// may have written to RAM.
     pub(crate) fn take_ram_back(&self, name: &str, former: &Machine) -> Result<(), String> {
         self.end_besides(name, &former.record())?;
+        self.leave_taps(name, former);
         ram_before::put_back(&self.state().vm(name), former)
     }
 }

@@ -76,6 +76,20 @@ impl Registry {
         Ok(())
     }
 
+    /// Leaves a VM's taps to its former QEMU, as they were before they were about to change hands.
+    pub(super) fn leave_taps(&self, name: &str, former: &Machine) {
+        let dir = self.state().vm(name);
+        let left = match read(&dir) {
+            Ok(None) => return,
+            Ok(Some(joining)) => FormerTaps::left(former).release(&joining),
+            Err(why) => Err(why),
+        };
+        // The VM goes on with them all the same.
+        if let Err(why) = left.and_then(|()| forget(&dir)) {
+            tracing::warn!(vm = name, why, "a tap of the VM may stay when the VM has ended");
+        }
+    }
+
     /// Holds the taps of a VM's former QEMU for its next one, if it is getting one.
     pub(super) fn hold_taps(&self, name: &str, taps: FormerTaps) {
         let mut slots = self.slots.lock();
