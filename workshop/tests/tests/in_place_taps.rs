@@ -239,6 +239,29 @@ fn one_with_several_queues() {
     }
 }
 
+/// Nothing runs it before its next QEMU has it, which is when that one gets the tap.
+#[test]
+fn one_of_a_vm_that_is_paused() {
+    let mut world = World::new(Link::unshaped());
+    let program = OwnProgram::new(&mut world);
+    connected(&world);
+    let dir = tempfile::tempdir().unwrap();
+    let mut spec = with_card(&format!("script={},downscript=no", script(dir.path())), "");
+    spec.extra.push("-S".to_owned());
+    world.run(&spec, &program.path, &[]);
+    let (before, former) = (known(&world), world.vm(Side::A, "web1").unwrap());
+    for _ in 0..2 {
+        world.says(Side::A, &["upgrade", "web1"]);
+        assert_same(&world, &before);
+    }
+    let vm = world.vm(Side::A, "web1").unwrap();
+    assert_eq!((former.status, vm.status), (VmStatus::Paused, VmStatus::Paused));
+    assert_ne!(vm.pid, former.pid);
+    world.assert_nothing_else(Side::A);
+    world.says(Side::A, &["stop", "web1", "--force"]);
+    until("the tap has gone with its VM", || !ip(&world, "-o link").contains(TAP));
+}
+
 /// What an upgrade would lose or can't know is named, and nothing is touched.
 #[test]
 fn one_that_would_not_stay_as_it_is_is_refused() {
