@@ -3,6 +3,7 @@
 mod error;
 mod found;
 mod guest;
+mod inherit_error;
 mod inherited;
 mod monitor_names;
 mod pid_file;
@@ -31,9 +32,12 @@ use crate::shape;
 
 pub use error::StartError;
 pub use found::{attach, reopen};
-pub use inherited::{InheritError, Inherited, InheritedSockets};
+pub use inherit_error::InheritError;
+pub use inherited::{Inherited, InheritedSockets};
 pub use shared_ram::SharedRam;
-pub use started::{By, GuestPort, NO_GUEST_PORT, Start, UP_MAX, start, start_next, start_reporting};
+pub use started::{
+    By, GuestPort, NO_GUEST_PORT, Start, UP_MAX, start, start_next, start_reporting,
+};
 pub use taps::{FormerTaps, JoiningTaps, NextTaps, Waiting};
 
 /// How long QEMU may take to end by itself before it is killed.

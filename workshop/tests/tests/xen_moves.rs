@@ -79,8 +79,7 @@ fn what_a_vm_at_the_destination_has_is_not_sent() {
     drop(domains.world.migrate(&guest, Side::A, &[]));
     domains.world.wait_looked_at(Side::B, "guest1");
     domains.qemus[Side::B as usize].push(domains.world.vm(Side::B, "guest1").unwrap().pid);
-    for (kind, plain, twin) in
-        [(DomainKind::Pv, "web1", "web2"), (DomainKind::Hvm, "web3", "web4")]
+    for (kind, plain, twin) in [(DomainKind::Pv, "web1", "web2"), (DomainKind::Hvm, "web3", "web4")]
     {
         [plain, twin].iter().for_each(|name| domains.start(name, kind));
         let plain = pass_by_pass(&domains, plain, "--share off");

@@ -14,7 +14,8 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::Machine;
-use super::inherited::{InheritError, take};
+use super::inherit_error::InheritError;
+use super::inherited::take;
 use crate::command_line::CommandLine;
 use crate::process::{Process, proc_path};
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{major, minor};
 
 use super::Machine;
-use super::inherited::InheritError;
+use super::inherit_error::InheritError;
 use crate::command_line::{CommandLine, IN_DIRECTORY, SharedFile};
 use crate::process::{command_line_of, proc_path};
 

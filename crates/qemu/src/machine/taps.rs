@@ -14,7 +14,7 @@ use host::taps::{self, DRIVER, Device, Joining, Packets, Queue, TapError};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::Machine;
-use super::inherited::InheritError;
+use super::inherit_error::InheritError;
 use crate::command_line::{CommandLine, OpenTap, PassedTap};
 use crate::process::{Process, command_line_of, proc_path};
 

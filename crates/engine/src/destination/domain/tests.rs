@@ -120,12 +120,11 @@ fn late_after_the_end(writer: &DomainWriter) -> bool {
 fn page_tables_do_not_go_by_name() {
     let (writer, _receiver) = writer(1000, LONG);
     writer.epoch(Epoch(1), 0).unwrap();
-    let refused = |kind: PageKind, page| {
-        match writer.check(kind.block(), Epoch(1), &[PageIndex(page)]) {
+    let refused =
+        |kind: PageKind, page| match writer.check(kind.block(), Epoch(1), &[PageIndex(page)]) {
             Err(LaneEnd::Refused(why)) => why,
             other => panic!("{other:?}"),
-        }
-    };
+        };
     let tables = PageKind::ALL.into_iter().filter(|kind| *kind != PageKind::Normal);
     tables.for_each(|kind| assert!(refused(kind, 1).contains("page tables"), "{kind:?}"));
     assert!(refused(PageKind::Normal, 1000).contains("outside the domain"));
