@@ -10,7 +10,9 @@ use lab::fatal::{Kind, fatal};
 use lab::guest::Guest;
 use qemu::qmp::Qmp;
 
-use super::{Side, World, assert_arrived, assert_intact, examine, fail_arrived, until, until_gone};
+use super::{
+    Side, World, assert_arrived, assert_intact, examine, fail_arrived, reached, until, until_gone,
+};
 use crate::moving::{Moving, complete};
 
 const QMP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -169,9 +171,14 @@ impl World {
                 // Disks that both hosts use.
                 || name.starts_with("files-")
         };
-        until_gone("no socket is left", || {
-            names(&self.host(side).inside("")).iter().all(|name| known(name))
-        });
+        let left = || -> Vec<String> {
+            let mut names = names(&self.host(side).inside(""));
+            names.retain(|name| !known(name));
+            names
+        };
+        if !reached(|| left().is_empty()) {
+            fatal(Kind::LeftBehind, format_args!("at {}: {:?}", side.name(), left()));
+        }
     }
 
     /// Removes the sockets that a VM's owner had its QEMU make. QEMU removes them itself unless it
