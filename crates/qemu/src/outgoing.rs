@@ -8,6 +8,7 @@ mod acknowledgement;
 mod before;
 mod blockers;
 mod ending;
+mod kept_listener;
 mod movable;
 mod progress;
 mod settings;
@@ -38,6 +39,7 @@ pub use acknowledgement::Hold;
 pub use before::forget_settings;
 pub use blockers::{blockers, check_blockers};
 pub use ending::{announce, make_up, resume};
+pub use kept_listener::wait_set_up;
 pub use movable::runs;
 pub use progress::{Progress, Status};
 pub use stream_kind::{StreamKind, choose_stream};
@@ -68,6 +70,8 @@ pub struct Outgoing {
     hold: Hold,
     /// QEMU has accepted the command.
     begun: AtomicBool,
+    /// QEMU may have the socket open to which it connects.
+    keeps_listener: AtomicBool,
 }
 
 impl Outgoing {
@@ -122,6 +126,7 @@ impl Outgoing {
         let events = qmp.events_named(&["MIGRATION", "STOP", "RESUME"]);
         if let Some(before) = Before::read(&machine.dir)? {
             // Of a migration whose end no agent has seen.
+            kept_listener::close(&qmp);
             before.put_back(&qmp, &machine.dir)?;
         }
         let mut settings = Settings::of(&qmp)?;
@@ -139,6 +144,7 @@ impl Outgoing {
             takes_bandwidth,
             hold,
             begun: AtomicBool::new(false),
+            keeps_listener: AtomicBool::new(false),
         };
         // On an error, dropping `outgoing` restores what was already changed.
         outcome.map(|()| outgoing)
@@ -301,6 +307,8 @@ impl Outgoing {
 
     /// Restores all settings as far as possible.
     pub fn restore(&self) {
+        // First: the note of the settings is what a later run of the agent goes by.
+        self.close_listener();
         self.settings.lock().restore(&self.qmp);
     }
 

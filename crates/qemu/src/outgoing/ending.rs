@@ -8,13 +8,16 @@ use serde_json::json;
 
 use super::before::Before;
 use super::progress::PROGRESS_WAIT;
-use super::{Progress, Settings, Status};
+use super::{Progress, Settings, Status, kept_listener};
 use crate::machine::Machine;
 use crate::mirror::{self, MirrorError};
 use crate::qmp::{Event, Qmp, QmpError, RunState};
 
 /// How long a cancelled migration may take to end.
 pub(super) const CANCEL_WAIT: Duration = Duration::from_secs(10);
+/// How long a cancelled migration gets before channels that no one has accepted are broken.
+/// Otherwise, with its channels read, it ends in much less.
+const UNREAD_WAIT: Duration = Duration::from_secs(1);
 /// A set-up whose stream is read takes milliseconds; one that takes longer won't end by
 /// itself.
 const SET_UP_MAX: Duration = Duration::from_secs(5);
@@ -84,6 +87,8 @@ impl Leftovers {
         // Settings that can't be read were saved for a migration too.
         if !matches!(settings, Ok(None)) {
             end_migration(qmp)?;
+            // Not before: connections in its backlog break.
+            kept_listener::close(qmp);
         }
         Ok(Self { mirrors, settings })
     }
@@ -150,6 +155,14 @@ pub(super) fn cancel(qmp: &Qmp, events: &Receiver<Event>) -> Result<Status, QmpE
             Err(error) => return Err(error),
         }
     }
+    match wait_end(qmp, events, UNREAD_WAIT) {
+        Err(QmpError::Migration(_) | QmpError::Timeout { .. }) => {}
+        ended => return ended,
+    }
+    // Channels that wait in the backlog of a socket that only QEMU has open are read by no one, and
+    // QEMU breaks only its main channel by itself. By now all of them are blocked in writes, or
+    // idle: none is on its way to wait for another.
+    kept_listener::close(qmp);
     wait_end(qmp, events, CANCEL_WAIT)
 }
 
@@ -157,7 +170,7 @@ pub(super) fn cancel(qmp: &Qmp, events: &Receiver<Event>) -> Result<Status, QmpE
 /// `None` if QEMU does not answer. A QEMU 10.0 whose migration is cancelled while its multifd
 /// channels connect can crash, and its VM with it: an assertion in
 /// `yank_unregister_instance`, or a segmentation fault.
-fn wait_set_up(qmp: &Qmp, events: &Receiver<Event>) -> Result<Option<Status>, QmpError> {
+pub(super) fn wait_set_up(qmp: &Qmp, events: &Receiver<Event>) -> Result<Option<Status>, QmpError> {
     let deadline = Instant::now() + SET_UP_MAX;
     loop {
         match Progress::query(qmp, PROGRESS_WAIT) {
@@ -234,7 +247,7 @@ pub(super) fn wait_end(
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
     use super::*;
     use crate::qmp::played::{Played, played};
@@ -274,6 +287,35 @@ mod tests {
             drop(qmp);
             player.join().unwrap();
         }
+    }
+
+    /// QEMU waits for channels that it alone has open.
+    #[test]
+    fn a_migration_whose_channels_no_one_reads_ends_once_they_are_closed() {
+        let (is_closed, asked) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (_dir, qmp, player) = played(move |command| {
+            let answer = match command["execute"].as_str() {
+                Some("query-migrate") => {
+                    let status = match (asked.fetch_add(1, SeqCst), is_closed.load(SeqCst)) {
+                        (0, _) => "active",
+                        (_, false) => "cancelling",
+                        (_, true) => "cancelled",
+                    };
+                    json!({ "status": status })
+                }
+                Some("closefd") => {
+                    is_closed.store(true, SeqCst);
+                    json!({})
+                }
+                _ => json!({}),
+            };
+            Some(format!("{}\n", json!({ "return": answer, "id": command["id"] })))
+        });
+        let qmp = qmp.unwrap();
+        let events = qmp.events_named(&["MIGRATION"]);
+        assert_eq!(cancel(&qmp, &events).unwrap(), Status::Cancelled);
+        drop(qmp);
+        player.join().unwrap();
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! - `hand_over`: RAM that stays where it is when a VM gets another QEMU
 //! - `taken_over`: what only one QEMU of a VM can have, when it gets another one
 //! - `migrate`: both ends of QEMU's migration, its settings before and after
+//! - `killed_agent`: a migration whose agent ended while QEMU's channels connected
 //! - `announce`: a network card whose VM moves
 //! - `mirror`: disks that move with their VM, and what can go wrong: a file for each
 //!   kind
@@ -20,6 +21,7 @@ mod disks;
 mod guest_disks;
 mod guest_port;
 mod hand_over;
+mod killed_agent;
 mod memory;
 mod migrate;
 mod mirror;

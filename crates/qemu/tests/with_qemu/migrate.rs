@@ -202,11 +202,16 @@ fn settings_are_as_before_after_the_end_and_after_a_failure() {
 /// A VM whose memory has content that doesn't fit the sockets' buffers.
 fn start_filled() -> Vm {
     let vm = start("-machine q35 -m 256");
-    let ram = RamBlocks::of(&vm).reached.remove(0);
+    fill(&vm);
+    vm
+}
+
+/// Gives each page of the guest's memory other content.
+pub(crate) fn fill(vm: &Vm) {
+    let ram = RamBlocks::of(vm).reached.remove(0);
     for offset in (0..ram.bytes).step_by(4096) {
         ram.mapping.write(offset, &offset.to_le_bytes()).unwrap();
     }
-    vm
 }
 
 /// Accepts QEMU's connections and reads only a little from each, so that QEMU blocks.
@@ -249,7 +254,7 @@ fn discard(mut stream: UnixStream) {
 
 /// Discards what QEMU writes on all channels, and returns the main channel: the one
 /// without multifd's magic.
-fn drink(listener: &UnixListener, count: usize) -> UnixStream {
+pub(crate) fn drink(listener: &UnixListener, count: usize) -> UnixStream {
     let mut main = None;
     for _ in 0..count {
         let (mut stream, _) = listener.accept().unwrap();
@@ -276,7 +281,7 @@ fn wait_until_nothing_is_dirty(outgoing: &Outgoing) {
     }
 }
 
-fn version(vm: &Vm) -> (u32, u32) {
+pub(crate) fn version(vm: &Vm) -> (u32, u32) {
     let mut numbers = vm.version.split('.').map(|number| number.parse().unwrap());
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
