@@ -24,10 +24,19 @@ pub(crate) enum AlreadyRead {
     Channel(u8, Vec<u8>),
 }
 
-/// Accepts as many connections as QEMU makes, and waits for all to end.
-pub(crate) fn accept(shared: &Arc<Shared>, listener: UnixListener) {
+/// Accepts as many connections as QEMU makes, and waits for all to end. `after_first` runs before
+/// the second is accepted.
+pub(crate) fn accept(shared: &Arc<Shared>, listener: UnixListener, after_first: impl FnOnce()) {
     let expected = shared.channels.connections();
-    let threads = (0..expected).map(|number| accept_one(shared, &listener, number));
+    let mut after_first = Some(after_first);
+    let threads = (0..expected).map(|number| {
+        if number == 1
+            && let Some(wait) = after_first.take()
+        {
+            wait();
+        }
+        accept_one(shared, &listener, number)
+    });
     let threads = begin_all(shared, threads);
     drop(listener);
     join_all(shared, threads);

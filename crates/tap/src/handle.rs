@@ -100,6 +100,10 @@ impl Tap {
     /// With `held`, QEMU has the capabilities `return-path` and `switchover-ack` enabled:
     /// it does not stop a running VM before [`Stopper::let_stop`].
     ///
+    /// With multifd, `after_first` runs on the tap's thread once the main channel is accepted, and
+    /// the other channels are accepted when it returns. A connection that was accepted breaks if
+    /// this process dies, which QEMU must not see before it is ready for it.
+    ///
     /// # Errors
     /// If no thread can be started.
     pub fn start(
@@ -108,6 +112,7 @@ impl Tap {
         held: bool,
         pool: Arc<Pool>,
         output: Arc<dyn Output>,
+        after_first: impl FnOnce() + Send + 'static,
     ) -> Result<Self, TapError> {
         let waker = listener
             .try_clone()
@@ -118,7 +123,7 @@ impl Tap {
             answer: held.then(Answer::default),
             ..shared
         };
-        Self::begin(shared, move |shared| accept(shared, listener))
+        Self::begin(shared, move |shared| accept(shared, listener, after_first))
     }
 
     /// Reads the connections of a migration that another program commands, and whose return

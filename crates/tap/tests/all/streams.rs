@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -107,8 +107,8 @@ fn start_with(channels: Channels, slots: usize, held: bool, kept: Kept) -> Setup
     let (listener, path) = bound.into_parts();
     let kept = Arc::new(kept);
     let pool = Pool::new(slots * SLOT_BYTES);
-    let tap =
-        Tap::start(listener, channels, held, Arc::clone(&pool), Arc::clone(&kept) as _).unwrap();
+    let output = Arc::clone(&kept) as Arc<dyn Output>;
+    let tap = Tap::start(listener, channels, held, Arc::clone(&pool), output, || ()).unwrap();
     Setup { path, tap, kept, pool }
 }
 
@@ -290,10 +290,8 @@ fn a_classic_stream_that_cannot_be_split_is_passed_on_whole() {
     assert!(whole.1.as_ref().unwrap().contains("vfio"));
 }
 
-/// The main channel and one multifd channel with this many sections and SYNCs;
-/// the last page precedes the SYNC `page_before`.
-fn rounds(sections: u32, syncs: u32, page_before: u32) -> Result<Summary, TapError> {
-    let setup = start(Channels::Multifd(1), 2);
+/// A multifd channel with this many SYNCs; its one page precedes the SYNC `page_before`.
+fn only_channel(syncs: u32, page_before: u32) -> Vec<u8> {
     let mut out = Vec::new();
     Init { uuid: [0; 16], id: 0 }.write(&mut out);
     for sync in 0..syncs {
@@ -302,7 +300,14 @@ fn rounds(sections: u32, syncs: u32, page_before: u32) -> Result<Summary, TapErr
         }
         write_head(&mut out, "", &[], &[], true);
     }
-    setup.connect().write_all(&out).unwrap();
+    out
+}
+
+/// The main channel and one multifd channel with this many sections and SYNCs;
+/// the last page precedes the SYNC `page_before`.
+fn rounds(sections: u32, syncs: u32, page_before: u32) -> Result<Summary, TapError> {
+    let setup = start(Channels::Multifd(1), 2);
+    setup.connect().write_all(&only_channel(syncs, page_before)).unwrap();
     let mut out = setup_bytes();
     for _ in 2..sections {
         PartSection::begin(&mut out, SECTION, true).finish();
@@ -328,6 +333,43 @@ fn a_migration_that_ends_without_all_channels_is_an_error() {
     setup.connect().write_all(&out).unwrap();
     let error = setup.tap.join().unwrap_err();
     assert!(matches!(error, TapError::ChannelsMissing { connected: 1 }), "{error}");
+}
+
+#[test]
+fn only_the_main_channel_is_accepted_until_qemu_is_ready() {
+    let bound = tempfile::Builder::new().make(|path| UnixListener::bind(path)).unwrap();
+    let (listener, path) = bound.into_parts();
+    let same = listener.try_clone().unwrap();
+    let ((waits, waiting), (ready, is_ready)) = (mpsc::channel(), mpsc::channel());
+    let until_ready = move || {
+        waits.send(()).unwrap();
+        is_ready.recv().unwrap();
+    };
+    let (kept, channels) = (Arc::new(Kept::default()), Channels::Multifd(1));
+    let output = Arc::clone(&kept) as Arc<dyn Output>;
+    let pool = Pool::new(2 * SLOT_BYTES);
+    let tap = Tap::start(listener, channels, false, pool, output, until_ready).unwrap();
+    let mut main = UnixStream::connect(&path).unwrap();
+    main.write_all(&setup_bytes()).unwrap();
+    waiting.recv().unwrap();
+    let channel = UnixStream::connect(&path).unwrap();
+    // It is read meanwhile.
+    while kept.head.lock().is_none() {
+        thread::yield_now();
+    }
+    // The channel is still there to be accepted. The file's mode is that of the tap's, too.
+    same.set_nonblocking(true).unwrap();
+    drop(same.accept().unwrap());
+    same.set_nonblocking(false).unwrap();
+    drop(channel);
+    ready.send(()).unwrap();
+    UnixStream::connect(&path).unwrap().write_all(&only_channel(2, 1)).unwrap();
+    let mut out = Vec::new();
+    PartSection::begin_end(&mut out, SECTION, true).finish();
+    main.write_all(&out).unwrap();
+    drop(main);
+    assert_eq!(tap.join().unwrap(), Summary { split: true });
+    assert_eq!(kept.pages.lock().len(), 1);
 }
 
 #[test]

@@ -76,7 +76,7 @@ impl Source {
             used: Mutex::default(),
         });
         let output = Arc::clone(&collector) as Arc<dyn Output>;
-        let tap = Tap::start(listener, Channels::Multifd(CHANNELS), false, pool, output)
+        let tap = Tap::start(listener, Channels::Multifd(CHANNELS), false, pool, output, || ())
             .map_err(|error| LabError::Unsupported(error.to_string()))?;
         let generator = generate(ram, &path)?;
         tap.join().map_err(|error| LabError::Unsupported(error.to_string()))?;

@@ -86,6 +86,9 @@ impl Connected<'_> {
             Outgoing::new(machine, kind, socket.path())
         };
         let outgoing = Arc::new(outgoing?);
+        if let StreamKind::Multifd(_) = kind {
+            outgoing.keep_open(&listener)?;
+        }
         if hands_over {
             context
                 .report_builder
@@ -159,7 +162,9 @@ impl Prepared<'_> {
                 global_state: Arc::clone(&global_state),
             };
             let (held, pool) = (traits.held, Arc::clone(&state.pool));
-            Tap::start(listener, channels, held, pool, Arc::new(output))
+            let qmp = Arc::clone(&context.vm.machine.qmp);
+            let until_set_up = move || outgoing::wait_set_up(&qmp);
+            Tap::start(listener, channels, held, pool, Arc::new(output), until_set_up)
                 .map_err(MigrationError::Tap)
         })?;
         let announcer = flow.stage.as_ref();
