@@ -170,10 +170,7 @@ pub static ROWS: [Row; 59] = [
     row("i440fx: NIC plugged and unplugged", |field| nic(field, hub_port(), "pci.0"))
         .on(Machine::Uefi),
     row("TPM read and extended", tpm).on(Machine::Uefi),
-    row("UEFI variable written and read", |field| {
-        field.sh(&format!("{VARIABLE} && printf '\\7\\0\\0\\0x' >$v && test -s $v"))
-    })
-    .on(Machine::Uefi),
+    row("UEFI variable written and read", write_variable).on(Machine::Uefi),
     row("virtio-mem grown and shrunk", virtio_mem).on(Machine::Uefi),
     row("virtio-mem unbound and bound", |field| {
         rebind(field, "virtio_mem", ALL)?;
@@ -185,6 +182,7 @@ pub static ROWS: [Row; 59] = [
         .with(VIRTIOFSD),
     row("UEFI, TPM: moved once more", move_on).on(Machine::Uefi),
     booting("UEFI, TPM: reboot", |field| {
+        write_variable(field)?;
         reboot(field)?;
         field.sh(&format!("{VARIABLE} && test -s $v"))?;
         tpm(field)
@@ -230,6 +228,10 @@ const CONSOLE_BYTES: u64 = 4096;
 /// Longest time for an answer of the guest's helper, which is asked again.
 const GREETING_MAX: Duration = Duration::from_secs(3);
 const STANDSTILL: Duration = Duration::from_secs(5);
+
+fn write_variable(field: &mut Field) -> Done {
+    field.sh(&format!("{VARIABLE} && printf '\\7\\0\\0\\0x' >$v && test -s $v"))
+}
 
 fn execute(qmp: &Qmp, command: &str, arguments: Value) -> Result<Value, String> {
     qmp.execute(command, arguments).map_err(|error| format!("{command}: {error}"))
