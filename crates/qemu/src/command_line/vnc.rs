@@ -53,7 +53,7 @@ impl CommandLine {
             return None;
         }
         match at.strip_prefix("unix:") {
-            Some(path) if path.is_empty() => None,
+            Some("") => None,
             Some(path) => Some(Address::Path(path.to_owned())),
             None => {
                 let (_, display) = at.rsplit_once(':')?;
