@@ -155,6 +155,9 @@ pub(super) fn cancel(qmp: &Qmp, events: &Receiver<Event>) -> Result<Status, QmpE
             Err(error) => return Err(error),
         }
     }
+    // A QEMU that was busy has cancelled once it answers, and not before: it must not be in one turn
+    // of its main loop with what follows.
+    Progress::query(qmp, CANCEL_WAIT)?;
     match wait_end(qmp, events, UNREAD_WAIT) {
         Err(QmpError::Migration(_) | QmpError::Timeout { .. }) => {}
         ended => return ended,
@@ -246,8 +249,9 @@ pub(super) fn wait_end(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+    use std::sync::{Arc, OnceLock};
+    use std::thread;
 
     use super::*;
     use crate::qmp::played::{Played, played};
@@ -289,33 +293,43 @@ mod tests {
         }
     }
 
-    /// QEMU waits for channels that it alone has open.
+    /// QEMU waits for channels that it alone has open, and hangs if they break as it cancels. It
+    /// may be too busy to answer at first.
     #[test]
     fn a_migration_whose_channels_no_one_reads_ends_once_they_are_closed() {
-        let (is_closed, asked) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let (_dir, qmp, player) = played(move |command| {
-            let answer = match command["execute"].as_str() {
-                Some("query-migrate") => {
-                    let status = match (asked.fetch_add(1, SeqCst), is_closed.load(SeqCst)) {
-                        (0, _) => "active",
-                        (_, false) => "cancelling",
-                        (_, true) => "cancelled",
-                    };
-                    json!({ "status": status })
-                }
-                Some("closefd") => {
-                    is_closed.store(true, SeqCst);
-                    json!({})
-                }
-                _ => json!({}),
-            };
-            Some(format!("{}\n", json!({ "return": answer, "id": command["id"] })))
-        });
-        let qmp = qmp.unwrap();
-        let events = qmp.events_named(&["MIGRATION"]);
-        assert_eq!(cancel(&qmp, &events).unwrap(), Status::Cancelled);
-        drop(qmp);
-        player.join().unwrap();
+        for busy in [Duration::ZERO, PROGRESS_WAIT * 5 / 2] {
+            let (is_closed, asked) = (AtomicBool::new(false), AtomicUsize::new(0));
+            let cancelled_at = OnceLock::new();
+            let (_dir, qmp, player) = played(move |command| {
+                let answer = match command["execute"].as_str() {
+                    Some("query-migrate") => {
+                        let status = match (asked.fetch_add(1, SeqCst), is_closed.load(SeqCst)) {
+                            (0, _) => "active",
+                            (_, false) => "cancelling",
+                            (_, true) => "cancelled",
+                        };
+                        json!({ "status": status })
+                    }
+                    Some("migrate_cancel") => {
+                        thread::sleep(busy);
+                        cancelled_at.set(Instant::now()).unwrap();
+                        json!({})
+                    }
+                    Some("closefd") => {
+                        let ready = |at: &Instant| at.elapsed() >= UNREAD_WAIT;
+                        is_closed.store(cancelled_at.get().is_some_and(ready), SeqCst);
+                        json!({})
+                    }
+                    _ => json!({}),
+                };
+                Some(format!("{}\n", json!({ "return": answer, "id": command["id"] })))
+            });
+            let qmp = qmp.unwrap();
+            let events = qmp.events_named(&["MIGRATION"]);
+            assert_eq!(cancel(&qmp, &events).unwrap(), Status::Cancelled, "{busy:?}");
+            drop(qmp);
+            player.join().unwrap();
+        }
     }
 
     #[test]
