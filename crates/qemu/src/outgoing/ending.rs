@@ -18,9 +18,9 @@ pub(super) const CANCEL_WAIT: Duration = Duration::from_secs(10);
 /// How long a cancelled migration gets before channels that no one has accepted are broken.
 /// Otherwise, with its channels read, it ends in much less.
 const UNREAD_WAIT: Duration = Duration::from_secs(1);
-/// A set-up whose stream is read takes milliseconds; one that takes longer won't end by
-/// itself.
-const SET_UP_MAX: Duration = Duration::from_secs(5);
+/// A set-up whose stream is read takes milliseconds, or seconds for RAM of terabytes; one that
+/// takes longer won't end by itself.
+pub(super) const SET_UP_MAX: Duration = Duration::from_secs(5);
 /// Interval of queries: its end is an event, unless another thread takes that.
 const SET_UP_ASK: Duration = Duration::from_millis(100);
 /// Longest time until QEMU has cleaned up, on a busy host too: it takes one iteration of its main
@@ -149,14 +149,14 @@ pub fn announce(machine: &Machine) {
 /// whether it has.
 pub(super) fn cancel(qmp: &Qmp, events: &Receiver<Event>) -> Result<Status, QmpError> {
     // A second `migrate_cancel` doesn't end it sooner.
-    if wait_set_up(qmp, events)? != Some(Status::Cancelling) {
+    if wait_set_up(qmp, events, PROGRESS_WAIT)? != Some(Status::Cancelling) {
         match qmp.execute_within("migrate_cancel", json!({}), PROGRESS_WAIT) {
             Ok(_) | Err(QmpError::Timeout { .. }) => {}
             Err(error) => return Err(error),
         }
     }
-    // A QEMU that was busy has cancelled once it answers, and not before: it must not be in one turn
-    // of its main loop with what follows.
+    // A QEMU that was busy cancels only once it answers. What follows must not come in the same
+    // turn of its main loop.
     Progress::query(qmp, CANCEL_WAIT)?;
     match wait_end(qmp, events, UNREAD_WAIT) {
         Err(QmpError::Migration(_) | QmpError::Timeout { .. }) => {}
@@ -170,16 +170,20 @@ pub(super) fn cancel(qmp: &Qmp, events: &Receiver<Event>) -> Result<Status, QmpE
 }
 
 /// Waits until the migration has passed its set-up, or has ended, and returns its status;
-/// `None` if QEMU does not answer. A QEMU 10.0 whose migration is cancelled while its multifd
-/// channels connect can crash, and its VM with it: an assertion in
+/// `None` if QEMU does not answer within `answer_max`. A QEMU 10.0 whose migration is cancelled
+/// while its multifd channels connect can crash, and its VM with it: an assertion in
 /// `yank_unregister_instance`, or a segmentation fault.
-pub(super) fn wait_set_up(qmp: &Qmp, events: &Receiver<Event>) -> Result<Option<Status>, QmpError> {
+pub(super) fn wait_set_up(
+    qmp: &Qmp,
+    events: &Receiver<Event>,
+    answer_max: Duration,
+) -> Result<Option<Status>, QmpError> {
     let deadline = Instant::now() + SET_UP_MAX;
     loop {
-        match Progress::query(qmp, PROGRESS_WAIT) {
+        match Progress::query(qmp, answer_max) {
             Ok(Progress { status: Status::Setup, .. }) => {}
             Ok(progress) => return Ok(Some(progress.status)),
-            // A QEMU that holds its lock for long is past its set-up, or hangs.
+            // A QEMU that holds its lock for long has connected its channels, or hangs.
             Err(QmpError::Timeout { .. }) => return Ok(None),
             Err(error) => return Err(error),
         }

@@ -21,8 +21,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde_json::json;
 
-use super::progress::PROGRESS_WAIT;
-use super::{Outgoing, ending};
+use super::Outgoing;
+use super::ending::{self, SET_UP_MAX};
+use super::progress::{PROGRESS_WAIT, Status};
 use crate::qmp::{Qmp, QmpError};
 
 /// QEMU's name for the socket.
@@ -77,10 +78,17 @@ pub(super) fn close(qmp: &Qmp) {
 }
 
 /// Waits until QEMU has set up the migration whose main channel has connected, or has ended it, for
-/// 5 s at most. From then on the other channels may be accepted: all of them have connected.
+/// some seconds at most. From then on the other channels may be accepted: all of them have
+/// connected.
+///
+/// While a QEMU from 8.2 on prepares RAM, it holds its lock, and answers only then.
 pub fn wait_set_up(qmp: &Qmp) {
     let events = qmp.events_named(&["MIGRATION"]);
-    if let Err(error) = ending::wait_set_up(qmp, &events) {
-        tracing::debug!(%error, "whether QEMU has set its migration up is not known");
+    match ending::wait_set_up(qmp, &events, SET_UP_MAX) {
+        Ok(Some(status)) if status != Status::Setup => {}
+        Ok(_) => tracing::debug!("QEMU has not set its migration up in time"),
+        Err(error) => {
+            tracing::debug!(%error, "whether QEMU has set its migration up is not known");
+        }
     }
 }
