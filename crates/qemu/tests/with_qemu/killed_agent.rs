@@ -5,9 +5,10 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use qemu::outgoing::{self, Outgoing, Status, StreamKind};
-use qemu::qmp::RunState;
+use qemu::qmp::{QmpError, RunState};
 use qemu::rendezvous::Rendezvous;
 use rustix::net::listen;
+use serde_json::json;
 
 use crate::migrate::{PLAIN, drink, fill, socket, version};
 use crate::{Vm, start, start_other};
@@ -36,6 +37,13 @@ fn check_that_it_migrates(source: &Vm) {
     drop(drink(&listener, 1 + usize::from(CHANNELS)));
     outgoing.back_out(true).unwrap();
     assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
+    check_that_it_keeps_no_socket(source);
+}
+
+/// One that stays would be open for as long as QEMU runs.
+fn check_that_it_keeps_no_socket(source: &Vm) {
+    let closed = source.qmp.execute("closefd", json!({ "fdname": "droveway-tap" }));
+    assert!(matches!(closed, Err(QmpError::Refused { .. })), "{closed:?}");
 }
 
 #[test]
@@ -50,6 +58,7 @@ fn channels_connect_though_no_agent_listens_any_more() {
         // The kernel closes a killed process's sockets.
         drop((listener, main));
         assert!(outgoing::make_up(&source).unwrap());
+        check_that_it_keeps_no_socket(&source);
         check_that_it_migrates(&source);
     }
 }
@@ -64,6 +73,7 @@ fn a_migration_that_no_one_has_accepted_is_ended() {
         drop(listener);
         wait_until_it_is_stuck(&outgoing);
         assert!(outgoing::make_up(&source).unwrap());
+        check_that_it_keeps_no_socket(&source);
         check_that_it_migrates(&source);
     }
 }
