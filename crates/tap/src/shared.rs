@@ -54,8 +54,8 @@ pub(crate) struct Shared {
     pub(crate) channels: Channels,
     pub(crate) epochs: Epochs,
     /// Wakes the accepting thread. It is closed when the tap ends, together with
-    /// the connections in its backlog: a QEMU whose connection is never accepted
-    /// would wait for ever.
+    /// the connections in its backlog, unless QEMU has it open too: a QEMU whose
+    /// connection is never accepted would wait for ever.
     pub(crate) listener: Mutex<Option<UnixListener>>,
     /// The thread that accepts, and joins the others.
     pub(crate) accepting: Mutex<Option<JoinHandle<()>>>,
