@@ -86,12 +86,14 @@ fn how_vms_can_get_another_qemu_is_shown() {
     let options = ["-machine", "q35,accel=tcg", "-nodefaults", "-display", "none", "-m", "64"];
     let qemu = qemu();
     a.says(&[&["run", "made", "--hand-over", "--", &qemu][..], &options].concat());
-    a.run_halted("talks", &format!("-m 64 -serial unix:{},server=on,wait=off", inside("talk")));
+    a.run_halted("listens", &format!("-m 64 -serial unix:{},server=on,wait=off", inside("talk")));
+    a.run_halted("talks", "-m 64 -serial pty");
     let shown = a.says(&["upgrade", "--all", "--dry-run"]);
     let row = |name: &str| shown.lines().find(|line| line.starts_with(name)).unwrap();
     assert!(row("made").contains("handed over"), "{shown}");
     assert!(row("shared").contains("handed over"), "{shown}");
     assert!(row("private").contains("copied: needs 64.0 MiB"), "{shown}");
+    assert!(row("listens").contains("copied: needs 64.0 MiB"), "{shown}");
     let why = "  -serial is connected to something outside of QEMU\n";
     assert!(!row("talks").contains("copied") && shown.contains(why), "{shown}");
     let other = a.refuses(&["upgrade", "private", "--qemu", "/bin/sh", "--dry-run"]);
