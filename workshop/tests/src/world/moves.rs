@@ -166,6 +166,8 @@ impl World {
         }
         let known = |name: &str| {
             matches!(name, "agent.log" | "api.sock" | "disk.img" | "state" | "tls")
+                // The socket for `xl`, and what runs in place of Xen.
+                || matches!(name, "api.xen" | "xen")
                 || name.ends_with(".toml")
                 || name.ends_with(".console")
                 // Disks that both hosts use.
