@@ -3,6 +3,7 @@
 mod by_content;
 mod evacuated;
 mod shares;
+mod unfit;
 
 pub(super) use evacuated::already;
 
@@ -19,7 +20,7 @@ use super::cluster::{Cluster, silent};
 use super::limits;
 use crate::denied::Denied;
 use crate::parallel::at_once;
-use wire::gang::{Census, Counted, WANTS_MAX, Want};
+use wire::gang::{Census, Counted};
 
 /// The most VMs in one gang; a rack of hosts has about that many.
 const MOVES_MAX: usize = 1000;
@@ -97,9 +98,6 @@ fn named(mut names: Vec<&str>) -> String {
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     names.join(", ") + &more
 }
-
-/// By VM, and for each target in their order, why the target can't run the VM.
-type UnfitByVm = BTreeMap<String, Vec<gang::Unfit>>;
 
 /// A VM with its source and destination host.
 struct Chosen {
@@ -289,49 +287,6 @@ impl<'r> Planner<'r> {
             }
         }
         Ok(there)
-    }
-
-    /// The targets that report what they can run, and for each VM and each of them, why the target
-    /// can't run the VM. If targets were `named`, each of them has to report it.
-    fn unfit(
-        &mut self,
-        vms: &[Counted],
-        targets: Vec<String>,
-        named: bool,
-    ) -> Result<(Vec<String>, UnfitByVm), Denied> {
-        let kinds: BTreeSet<&Want> = vms.iter().map(|vm| &vm.want).collect();
-        let mut kinds: Vec<Want> = kinds.into_iter().cloned().collect();
-        // The others are checked when they arrive.
-        kinds.truncate(WANTS_MAX);
-        let cluster = self.cluster;
-        let evacuated = self.left_out_as_evacuated(&targets, named);
-        let answers = at_once(&targets, |target| cluster.able(target, kinds.clone()));
-        let (mut there, mut unfit) = (Vec::new(), UnfitByVm::new());
-        for (target, answer) in targets.into_iter().zip(answers) {
-            let answer = match answer {
-                Ok(answer) => answer,
-                Err(why) if !named => {
-                    self.notes.push(left_out(&target, &why));
-                    continue;
-                }
-                Err(why) => return Err(silent(&target, &why)),
-            };
-            for vm in vms {
-                let kind = kinds.iter().position(|kind| *kind == vm.want);
-                let mut why = kind.and_then(|kind| answer.get(kind)?.clone());
-                if let Ok(census) = self.census(&target)
-                    && census.vms.iter().any(|other| other.name == vm.name)
-                {
-                    why = Some(format!("there is already a VM `{}` there", vm.name));
-                }
-                if evacuated.contains(&target) {
-                    why = Some(evacuated::WHY.to_owned());
-                }
-                unfit.entry(vm.name.clone()).or_default().push(why);
-            }
-            there.push(target);
-        }
-        Ok((there, unfit))
     }
 
     fn room<'s>(&'s self, host: &'s str) -> Host<'s> {
