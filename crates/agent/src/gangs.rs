@@ -25,7 +25,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::{
     ErrorCode, GangOutcome, GangPlan, GangProgress, GangReport, GangRequest, GangStarted,
-    HostCensus, HostVm, PlannedMove, Progress, VmStatus,
+    HostCensus, HostVm, PlannedMove, Progress,
 };
 use crossbeam_channel::bounded;
 use parking_lot::Mutex;
@@ -209,7 +209,7 @@ impl Gangs {
         let mut others = self.agents.racks();
         others.remove(self.agents.here());
         let others: Vec<String> = others.into_keys().collect();
-        let has_it = |one: &Counted| one.name == vm && one.status != VmStatus::Arriving;
+        let has_it = |one: &Counted| one.name == vm && !one.is_arriving();
         let found = at_once(&others, |host| {
             self.agents.census(host).is_ok_and(|census| census.vms.iter().any(has_it))
         });

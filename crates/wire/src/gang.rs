@@ -141,6 +141,9 @@ pub struct Counted {
     pub status: VmStatus,
     /// The migration that moves it now.
     pub migration: Option<String>,
+    /// The host that sends it, if it arrives. Agents of release 0.1.0 send none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrives_from: Option<String>,
     /// Its RAM.
     pub ram_bytes: u64,
     /// The part of it that it has touched.
@@ -166,6 +169,11 @@ impl Counted {
     /// Whether it is this host's, and no operation is in progress.
     pub fn is_settled(&self) -> bool {
         matches!(self.status, VmStatus::Running | VmStatus::Paused) && self.migration.is_none()
+    }
+
+    /// Whether it is not this host's yet. If its QEMU has ended, its status is that of a dead VM.
+    pub fn is_arriving(&self) -> bool {
+        self.status == VmStatus::Arriving || self.arrives_from.is_some()
     }
 }
 

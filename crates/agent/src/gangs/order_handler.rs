@@ -232,6 +232,7 @@ impl OrderHandler {
             name: vm.name.clone(),
             status: vm.status,
             migration: vm.migration.clone(),
+            arrives_from: self.registry.sender_of(&vm.name),
             ram_bytes: vm.ram_bytes,
             used_bytes: used.map_or(vm.ram_bytes, |used| used.min(vm.ram_bytes)),
             needed_bytes: known.and_then(|known| known.pages_bytes()).unwrap_or(vm.ram_bytes),

@@ -20,6 +20,7 @@ use super::cluster::{Cluster, silent};
 use super::limits;
 use crate::denied::Denied;
 use crate::parallel::at_once;
+use shares::Leaving;
 use wire::gang::{Census, Counted};
 
 /// The most VMs in one gang; a rack of hosts has about that many.
@@ -106,6 +107,13 @@ struct Chosen {
     to: String,
 }
 
+impl Chosen {
+    /// The VM, with the host that it leaves.
+    fn leaving(&self) -> (&str, &Counted) {
+        (&self.from, &self.vm)
+    }
+}
+
 struct Planner<'r> {
     request: &'r GangRequest,
     cluster: &'r dyn Cluster,
@@ -153,7 +161,7 @@ impl<'r> Planner<'r> {
         let mut notes = Vec::new();
         for target in targets {
             let coming = chosen.iter().filter(|one| one.to == *target);
-            let coming: Vec<Counted> = coming.map(|one| one.vm.clone()).collect();
+            let coming: Vec<_> = coming.map(Chosen::leaving).collect();
             match self.unfit(&coming, vec![target.clone()], true) {
                 Ok((_, unfit)) => notes.extend(unfit.into_iter().filter_map(|(vm, why)| {
                     let why = why.into_iter().flatten().next()?;
@@ -175,7 +183,7 @@ impl<'r> Planner<'r> {
             match census {
                 Ok(census) if from.as_ref().is_none_or(|from| from == host) => {
                     let of_it = census.vms.iter().filter(|vm| vm.name == *name);
-                    let here = of_it.filter(|vm| vm.status != VmStatus::Arriving);
+                    let here = of_it.filter(|vm| !vm.is_arriving());
                     found.extend(here.map(|vm| (vm, host)));
                 }
                 Ok(_) => {}
@@ -236,9 +244,11 @@ impl<'r> Planner<'r> {
             self.notes.push(format!("{host} has no VM to move"));
             return Ok(Vec::new());
         }
-        let (targets, mut unfit) = self.unfit(&vms, targets, named)?;
+        let leaving: Vec<_> = vms.iter().map(|vm| (host.as_str(), vm)).collect();
+        let (targets, mut unfit) = self.unfit(&leaving, targets, named)?;
         let contents = self.contents_to_place(host, &vms, &targets);
-        let rooms: Vec<Host<'_>> = targets.iter().map(|target| self.room(target)).collect();
+        let rooms = targets.iter().map(|target| self.room(target, &leaving));
+        let rooms: Vec<Host<'_>> = rooms.collect();
         let rack = self.racks.get(host).cloned().flatten();
         let to_place: Vec<gang::Vm<'_>> = vms
             .iter()
@@ -289,13 +299,12 @@ impl<'r> Planner<'r> {
         Ok(there)
     }
 
-    fn room<'s>(&'s self, host: &'s str) -> Host<'s> {
-        let free = self.census(host).ok().and_then(|census| census.free_bytes);
+    fn room<'s>(&'s self, host: &'s str, leaving: &Leaving<'_>) -> Host<'s> {
         Host {
             name: host,
             rack: self.racks.get(host).and_then(Option::as_deref),
             // If the kernel doesn't report it, the check at the arrival is skipped as well.
-            free_bytes: free.unwrap_or(u64::MAX),
+            free_bytes: self.free_bytes(host, leaving).unwrap_or(u64::MAX),
         }
     }
 
@@ -334,13 +343,11 @@ impl<'r> Planner<'r> {
             let sum = needed.entry(&one.to).or_default();
             *sum = sum.saturating_add(one.vm.needed_bytes);
         }
+        let leaving: Vec<_> = chosen.iter().map(Chosen::leaving).collect();
         let mut rooms = Vec::new();
         let mut short = Vec::new();
         for (host, needed) in needed {
-            let Some(free_bytes) = self.census(host).ok().and_then(|census| census.free_bytes)
-            else {
-                continue;
-            };
+            let Some(free_bytes) = self.free_bytes(host, &leaving) else { continue };
             if needed > free_bytes {
                 short.push(format!(
                     "{host} has {} MiB free now, and {} MiB are to arrive: VMs without room are \

@@ -141,6 +141,7 @@ mod tests {
             name: "v".to_owned(),
             status,
             migration,
+            arrives_from: None,
             ram_bytes,
             used_bytes: 1,
             needed_bytes: 1,

@@ -51,6 +51,7 @@ impl Reach for Source {
             name: "web1".to_owned(),
             status: if state.is_dead { VmStatus::Dead } else { VmStatus::Running },
             migration: state.migration.clone(),
+            arrives_from: None,
             ram_bytes: 1,
             used_bytes: 1,
             needed_bytes: 1,

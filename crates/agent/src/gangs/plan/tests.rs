@@ -105,6 +105,7 @@ fn vm(name: &str, gib: u64) -> Counted {
         name: name.to_owned(),
         status: VmStatus::Running,
         migration: None,
+        arrives_from: None,
         ram_bytes: gib * GIB,
         used_bytes: gib * GIB / 2,
         needed_bytes: gib * GIB,
@@ -228,6 +229,34 @@ fn vms_without_a_place_are_named() {
     let taken = Stage::default().host("x", 1, vec![vm("a", 1)]).host("y", 9, vec![vm("a", 1)]);
     let why = taken.plan(&evacuate()).unwrap_err();
     assert!(why.contains("there is already a VM `a` there"), "{why}");
+}
+
+/// There the next arrival waits until the earlier one has ended, which has what it needs.
+#[test]
+fn an_earlier_arrival_from_the_same_host_takes_neither_name_nor_memory() {
+    let arriving = |status, from: &str| Counted {
+        status,
+        migration: Some("0a0b0c0d".to_owned()),
+        arrives_from: Some(from.to_owned()),
+        ..vm("a", 4)
+    };
+    let stage = |y_gib, there| {
+        Stage::default().host("x", 1, vec![vm("a", 4)]).host("y", y_gib, vec![there])
+    };
+    let dry = GangRequest { dry_run: true, ..named(r#"{"vm":"a","to":"y"}"#) };
+    // Its QEMU may have ended already.
+    for status in [VmStatus::Arriving, VmStatus::Dead] {
+        let stage = stage(1, arriving(status, "x"));
+        assert_eq!(ways(&stage.plan(&evacuate()).unwrap()), [("a", "x", "y")]);
+        let notes = stage.plan(&dry).unwrap().notes.join("; ");
+        assert!(!notes.contains("refused"), "{notes}");
+    }
+    // From any other host it is another VM.
+    let stage = stage(9, arriving(VmStatus::Arriving, "z"));
+    let why = stage.plan(&evacuate()).unwrap_err();
+    assert!(why.contains("there is already a VM `a` there"), "{why}");
+    let notes = stage.plan(&dry).unwrap().notes.join("; ");
+    assert!(notes.contains("a would be refused by y: there is already a VM"), "{notes}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use policy::gang;
 use wire::gang::{Counted, WANTS_MAX, Want};
 
+use super::shares::Leaving;
 use super::{Planner, evacuated, left_out};
 use crate::denied::Denied;
 use crate::gangs::cluster::silent;
@@ -18,11 +19,11 @@ impl Planner<'_> {
     /// can't run the VM. If targets were `named`, each of them has to report it.
     pub(super) fn unfit(
         &mut self,
-        vms: &[Counted],
+        leaving: &Leaving<'_>,
         targets: Vec<String>,
         named: bool,
     ) -> Result<(Vec<String>, UnfitByVm), Denied> {
-        let kinds: BTreeSet<&Want> = vms.iter().map(|vm| &vm.want).collect();
+        let kinds: BTreeSet<&Want> = leaving.iter().map(|(_, vm)| &vm.want).collect();
         let mut kinds: Vec<Want> = kinds.into_iter().cloned().collect();
         // The others are checked when they arrive.
         kinds.truncate(WANTS_MAX);
@@ -39,11 +40,11 @@ impl Planner<'_> {
                 }
                 Err(why) => return Err(silent(&target, &why)),
             };
-            for vm in vms {
+            for (from, vm) in leaving {
                 let kind = kinds.iter().position(|kind| *kind == vm.want);
                 let mut why = kind.and_then(|kind| answer.get(kind)?.clone());
                 if let Ok(census) = self.census(&target)
-                    && census.vms.iter().any(|other| other.name == vm.name)
+                    && census.vms.iter().any(|other| has_its_name(other, from, vm))
                 {
                     why = Some(format!("there is already a VM `{}` there", vm.name));
                 }
@@ -56,4 +57,28 @@ impl Planner<'_> {
         }
         Ok((there, unfit))
     }
+
+    /// The memory that a host has free for these VMs; none if the kernel there doesn't report it.
+    pub(super) fn free_bytes(&self, host: &str, leaving: &Leaving<'_>) -> Option<u64> {
+        let census = self.census(host).ok()?;
+        let is_ending =
+            |other: &Counted| leaving.iter().any(|(from, vm)| is_earlier(other, from, vm));
+        let ending = census.vms.iter().filter(|other| is_ending(other));
+        let ending = ending.map(|other| other.needed_bytes);
+        Some(ending.fold(census.free_bytes?, u64::saturating_add))
+    }
+}
+
+/// Whether this VM of a target keeps out one that leaves the host `from`.
+fn has_its_name(other: &Counted, from: &str, vm: &Counted) -> bool {
+    other.name == vm.name && !is_earlier(other, from, vm)
+}
+
+/// Whether this VM of a target is an earlier arrival of one that leaves the host `from`.
+///
+/// Its source can send the VM again, so its migration has ended there, and it ends at the target a
+/// moment later: there the next arrival waits for that before name and memory are checked. An
+/// arrival of that name from any other host is another VM.
+fn is_earlier(other: &Counted, from: &str, vm: &Counted) -> bool {
+    other.arrives_from.as_deref() == Some(from) && other.name == vm.name
 }

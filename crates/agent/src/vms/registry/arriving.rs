@@ -58,6 +58,14 @@ impl Registry {
         }
     }
 
+    /// The host that sends the VM of that name; none if it does not arrive.
+    pub(crate) fn sender_of(&self, name: &str) -> Option<String> {
+        match &self.slots.lock().get(name)?.busy {
+            Busy::Arriving { from, .. } => Some(from.clone()),
+            _ => None,
+        }
+    }
+
     /// The migration that brings a VM of that name here, if it comes from this host.
     fn arriving_from(&self, name: &str, from: &str) -> Option<String> {
         self.slots.lock().get(name)?.arrives_from(from).map(str::to_owned)

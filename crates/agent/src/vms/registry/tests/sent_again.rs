@@ -28,6 +28,7 @@ fn it_waits_until_the_earlier_arrival_has_ended() {
         });
         waiting.recv().expect("it does not wait");
         assert_eq!(registry.arriving_with("deadbeef").as_deref(), Some("web1"));
+        assert_eq!(registry.sender_of("web1").as_deref(), Some("host-a"));
         drop(earlier);
         waiter.join().unwrap().unwrap();
     });
@@ -52,6 +53,7 @@ fn no_other_vm_of_that_name_is_waited_for() {
         registry.wait_ended("web2", "host-a", LONG, &goes_on).unwrap();
         let refused = registry.expect("web1", "cafe0000", "host-a").map(drop);
         assert!(refused.is_err(), "{busy:?}");
+        assert_ne!(registry.sender_of("web1").as_deref(), Some("host-a"), "{busy:?}");
         drop(other);
     }
 }
