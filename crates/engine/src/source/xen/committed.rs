@@ -22,7 +22,7 @@ impl Leading<'_> {
             match self.inbox.recv_deadline(until) {
                 Ok(Received::Message(ToSource::Switchover { said })) => {
                     if said.message == switchover::ToSource::Running {
-                        self.note_running();
+                        self.note_running(streaming);
                     }
                     self.step(Event::Received(said));
                     if self.runs_there && self.departing.fate.is_none() {
@@ -50,7 +50,7 @@ impl Leading<'_> {
         }
     }
 
-    fn note_running(&mut self) {
+    fn note_running(&mut self, streaming: &Streaming) {
         self.runs_there = true;
         self.report_builder.enter(Phase::Running);
         if let Some(suspended) = self.suspended {
@@ -60,6 +60,12 @@ impl Leading<'_> {
                 "the downtime is counted from the start of xl's last pass, in which it suspends \
                  the domain",
             );
+            if streaming.passes.seen().is_verified {
+                self.report_builder.note(
+                    "the downtime includes xl's comparison of all pages (xl migrate --debug), \
+                     which it sends once more while the domain is suspended",
+                );
+            }
         }
     }
 

@@ -19,6 +19,7 @@ struct State {
     /// How long the one before it took.
     before: Option<Duration>,
     dirty_bytes_per_s: f64,
+    is_verified: bool,
 }
 
 /// What was seen so far.
@@ -28,6 +29,8 @@ pub(super) struct Seen {
     pub(super) pass: u32,
     /// What the guest dirtied in the last pass but one, per second; 0 if that is not known.
     pub(super) dirty_bytes_per_s: f64,
+    /// Whether xl has sent all pages once more after the last pass.
+    pub(super) is_verified: bool,
 }
 
 impl XlPasses {
@@ -37,6 +40,9 @@ impl XlPasses {
 
     fn took_at(&self, batch: &Batch, now: Instant) {
         let state = &mut *self.0.lock();
+        if state.is_verified {
+            return;
+        }
         if batch.epoch.0 > state.pass {
             // What a pass sends was dirtied during the one before it.
             if let Some(before) = state.before.filter(|before| !before.is_zero()) {
@@ -48,9 +54,15 @@ impl XlPasses {
         state.bytes += (batch.bodies().len() * PAGE_BYTES) as u64;
     }
 
+    /// The pages from now on are those that xl's receiver compares (`xl migrate --debug`). That is
+    /// no pass: the domain is suspended, and none of them is new.
+    pub(super) fn verifies(&self) {
+        self.0.lock().is_verified = true;
+    }
+
     pub(super) fn seen(&self) -> Seen {
-        let State { pass, dirty_bytes_per_s, .. } = *self.0.lock();
-        Seen { pass, dirty_bytes_per_s }
+        let State { pass, dirty_bytes_per_s, is_verified, .. } = *self.0.lock();
+        Seen { pass, dirty_bytes_per_s, is_verified }
     }
 
     /// When xl has suspended the domain, whose last page was sent by now: at the start of its last
@@ -75,7 +87,7 @@ mod tests {
             batch.epoch = Epoch(epoch);
             (0..pages).for_each(|nth| batch.push_body(PageIndex(nth), nth as usize * PAGE_BYTES));
             passes.took_at(&batch, start + Duration::from_secs(at_s));
-            let Seen { pass, dirty_bytes_per_s } = passes.seen();
+            let Seen { pass, dirty_bytes_per_s, .. } = passes.seen();
             (pass, dirty_bytes_per_s / PAGE_BYTES as f64)
         };
         assert_eq!(took(1, 100, 0), (1, 0.0));
@@ -86,5 +98,11 @@ mod tests {
         // 50 pages in the 10 seconds of the first.
         assert_eq!(took(3, 1, 12), (3, 5.0));
         assert_eq!(passes.suspended_at(), Some(start + Duration::from_secs(12)));
+        // What is compared is neither a pass nor dirty, and began after the suspend.
+        assert!(!passes.seen().is_verified);
+        passes.verifies();
+        assert_eq!(took(4, 100, 20), (3, 5.0));
+        assert_eq!(passes.suspended_at(), Some(start + Duration::from_secs(12)));
+        assert!(passes.seen().is_verified);
     }
 }

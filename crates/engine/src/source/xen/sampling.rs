@@ -28,7 +28,7 @@ impl ByXl {
     fn sample(&mut self) {
         let Self { sampler, passes } = self;
         let Some(window) = sampler.look() else { return };
-        let Seen { pass, dirty_bytes_per_s } = passes.seen();
+        let Seen { pass, dirty_bytes_per_s, .. } = passes.seen();
         let (bodies, fills) = sampler.state.taken();
         let ram_bytes = sampler.state.ram_bytes();
         if pass > 1 || ram_bytes > 0 && bodies + fills >= ram_bytes {

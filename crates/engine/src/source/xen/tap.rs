@@ -301,6 +301,10 @@ impl Reading {
             said.map_err(|error| self.lost(&error))?;
         }
         self.collector.state.took(&batch);
+        if self.has_tail {
+            // After the tail's start only VERIFY is followed by pages.
+            self.passes.verifies();
+        }
         self.passes.took(&batch);
         self.note(&batch);
         self.are_pages_out = true;
