@@ -31,6 +31,8 @@ fn there_and_back_over_all_links() {
         assert!(used >= 2, "{:?}", report.lanes);
         assert!(report.passes > 1 && report.downtime_ms.is_some(), "{report:?}");
         assert!(report.fill_bytes > 0 && report.wire_bytes < report.body_bytes, "{report:?}");
+        let is_noted = report.notes.iter().any(|note| note.contains("xl's comparison of all"));
+        assert_eq!(is_noted, !options.is_empty(), "{:?}", report.notes);
     }
     for nic in 0..2 {
         let sent = domains.world.hosts.a.sent_by(nic).unwrap();
