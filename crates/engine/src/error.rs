@@ -163,13 +163,15 @@ pub enum MigrationError {
     #[error(
         "the VM had stood still for {:.1} s, the most that --blackout-max allows, and {left}. Try \
          again when {host} and the network to it have less to do, or allow more; by default it is \
-         ten times --downtime-ms, and 3 s at least", allowed.as_secs_f64()
+         ten times --downtime-ms, and {} s at least", allowed.as_secs_f64(), least.as_secs()
     )]
     Blackout {
         /// The destination.
         host: String,
         /// The permitted time.
         allowed: Duration,
+        /// The shortest default.
+        least: Duration,
         /// What the switchover was waiting for.
         left: String,
     },

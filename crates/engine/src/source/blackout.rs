@@ -10,7 +10,9 @@ use transport::Delivered;
 /// The default bound is this multiple of the downtime goal ...
 const GOALS: u32 = 10;
 /// ... and at least this long, which a busy host may need for the shortest goal.
-const LEAST: Duration = Duration::from_secs(3);
+pub(crate) const LEAST: Duration = Duration::from_secs(3);
+/// The same for a domain of Xen: xl starts its disks and network cards meanwhile, by scripts.
+pub(crate) const LEAST_OF_DOMAIN: Duration = Duration::from_secs(60);
 
 /// The VM's switchover, from its stop on.
 #[derive(Debug, Default)]
@@ -118,20 +120,21 @@ impl Blackout {
     }
 }
 
-/// The longest permitted downtime: as requested, or by the goal.
-pub(crate) fn allowed(requested_s: Option<u64>, goal: Duration) -> Duration {
+/// The longest permitted downtime: as requested, or by the goal, and then `least` at least.
+pub(crate) fn allowed(requested_s: Option<u64>, goal: Duration, least: Duration) -> Duration {
     match requested_s {
         Some(seconds) => Duration::from_secs(seconds),
-        None => goal.saturating_mul(GOALS).max(LEAST),
+        None => goal.saturating_mul(GOALS).max(least),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::MigrationError;
 
     #[test]
-    fn the_bound_is_the_operators_or_ten_goals_and_three_seconds_at_least() {
+    fn the_bound_is_the_operators_or_ten_goals_and_a_least() {
         let ms = Duration::from_millis;
         for (requested_s, goal, expected) in [
             (None, ms(1), ms(3000)),
@@ -141,7 +144,26 @@ mod tests {
             (Some(60), ms(1), ms(60_000)),
             (None, Duration::MAX, Duration::MAX),
         ] {
-            assert_eq!(allowed(requested_s, goal), expected, "{requested_s:?} {goal:?}");
+            assert_eq!(allowed(requested_s, goal, LEAST), expected, "{requested_s:?} {goal:?}");
+        }
+        for (requested_s, goal, expected) in [
+            (None, ms(300), ms(60_000)),
+            (None, ms(8000), ms(80_000)),
+            (Some(1), ms(300), ms(1000)),
+        ] {
+            let bound = allowed(requested_s, goal, LEAST_OF_DOMAIN);
+            assert_eq!(bound, expected, "{requested_s:?} {goal:?}");
+        }
+    }
+
+    #[test]
+    fn the_error_has_the_bound_of_its_kind_of_vm() {
+        for (least, by_default) in [(LEAST, "3 s at least"), (LEAST_OF_DOMAIN, "60 s at least")] {
+            let (host, left) = ("b".to_owned(), "b had not loaded it".to_owned());
+            let allowed = allowed(None, Duration::from_secs(1), least);
+            let error = MigrationError::Blackout { host, allowed, least, left }.to_string();
+            let bound = format!("for {:.1} s, the most that", allowed.as_secs_f64());
+            assert!(error.contains(&bound) && error.ends_with(by_default), "{error}");
         }
     }
 

@@ -48,7 +48,7 @@ impl Connected<'_> {
 
     /// The longest permitted downtime, given the goal.
     pub(crate) fn blackout_max(&self, goal: Duration) -> Duration {
-        blackout::allowed(self.context.request.blackout_max_s, goal)
+        blackout::allowed(self.context.request.blackout_max_s, goal, blackout::LEAST)
     }
 
     /// The time at which the move is taken back; none for a VM that was paused, and after the
@@ -60,6 +60,6 @@ impl Connected<'_> {
     pub(crate) fn blackout_error(&self, allowed: Duration, missing: Missing) -> MigrationError {
         let host = self.context.peer.name.clone();
         let left = self.context.blackout.left(&host, missing);
-        MigrationError::Blackout { host, allowed, left }
+        MigrationError::Blackout { host, allowed, least: blackout::LEAST, left }
     }
 }

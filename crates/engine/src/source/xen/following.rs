@@ -15,16 +15,13 @@ use super::streaming::Streaming;
 use crate::error::MigrationError;
 use crate::link::Received;
 use crate::source::audit::Compared;
+use crate::source::blackout::{self, LEAST_OF_DOMAIN};
 use crate::source::bounds::{rebind, reschedule, sched_params};
 use crate::source::notice::Notice;
 use crate::waits::Pulse;
 
 /// How often progress is checked.
 const LOOK: Duration = Duration::from_secs(1);
-/// The longest downtime by default is so many goals, and at least this long: xl starts disks and
-/// network cards of the domain meanwhile, by scripts.
-const GOALS: u32 = 10;
-const BLACKOUT_LEAST: Duration = Duration::from_secs(60);
 
 /// The next event.
 pub(super) enum Next {
@@ -108,8 +105,7 @@ impl Leading<'_> {
 
     fn blackout_max(&self) -> Duration {
         let goal = Duration::from_millis(self.request.downtime_ms);
-        let by_default = goal.saturating_mul(GOALS).max(BLACKOUT_LEAST);
-        self.request.blackout_max_s.map_or(by_default, Duration::from_secs)
+        blackout::allowed(self.request.blackout_max_s, goal, LEAST_OF_DOMAIN)
     }
 
     fn blackout_ends(&self) -> Option<Instant> {
@@ -123,7 +119,8 @@ impl Leading<'_> {
         }
         let host = self.peer.name.clone();
         let left = format!("{host} had not loaded it");
-        MigrationError::Blackout { host, allowed: self.blackout_max(), left }
+        let (allowed, least) = (self.blackout_max(), LEAST_OF_DOMAIN);
+        MigrationError::Blackout { host, allowed, least, left }
     }
 
     fn notice(&mut self, notice: Notice, streaming: &mut Streaming) -> Result<(), MigrationError> {
