@@ -134,6 +134,57 @@ impl Doubt {
         }
     }
 
+    /// As [`Doubt::advice`], of a domain of Xen. An agent ends no domain that has its own name, and
+    /// nothing but its `xl migrate` can resume one that is suspended.
+    #[must_use]
+    pub fn advice_on_domain(&self, domain: &str, peer: &str) -> String {
+        let decide = |side: &str| format!("`droveway resolve {domain} --{side}`");
+        let (here, there) = (decide("here"), decide("there"));
+        let destroy = format!(
+            "end one of the two now, with `xl destroy {domain}` on the host that is to lose it, \
+             and check its disks"
+        );
+        match self {
+            Self::Unanswered
+            | Self::UnknownThere
+            | Self::LostThere { .. }
+            | Self::CannotNote { .. }
+            | Self::NoVerdict
+            | Self::CannotRun { .. } => self.advice(domain, peer),
+            Self::RunsHere => format!(
+                "{domain} was given to {peer}, and yet it runs here: something has resumed it. The \
+                 agent is querying {peer}. If `xl list` there shows that it runs there too: \
+                 {destroy}. Then, if it is left there: {there}; if here: {here}"
+            ),
+            Self::RunsThereToo => format!(
+                "{domain} was taken back, and {peer} reports that it runs it: {destroy}. Then here \
+                 {here}, whichever is left, and once more if {peer} still reports that it runs it"
+            ),
+            Self::RunsAtBoth => format!(
+                "{domain} runs here and on {peer}: {destroy}. Then, if it is left there: {there}; \
+                 if here: {here}, and once more if {peer} still reports that it runs it"
+            ),
+            Self::CannotGoOn { reason } => format!(
+                "xl does not resume {domain} ({reason}). It stays on this host, and the agent \
+                 retries. If `xl list` hangs, fix that. If the domain is suspended (`s` there) and \
+                 its `xl migrate` has ended, nothing can resume it: `xl destroy` it by its number, \
+                 and `xl create` it again"
+            ),
+            Self::TakenBack { reason } => format!(
+                "{domain} is this host's, and {peer} reports that it was taken back ({reason}): \
+                 two may be running, which `xl list` on both hosts shows: {destroy}. Then on \
+                 {peer} {here}"
+            ),
+            Self::TakenBackMeanwhile { reason } => format!(
+                "{domain} was given to this host, which has not seen it run, and {peer} reports \
+                 that it was taken back ({reason}): two may be running. End the copy here now with \
+                 {there}, or if it runs with `xl destroy {domain}` first, and check its disks. To \
+                 keep this one instead: `xl destroy {domain}` on {peer}, then here {here}, and \
+                 once more if {peer} still reports it. The agent waits for that"
+            ),
+        }
+    }
+
     /// As [`Doubt::advice`], of a migration within one host: no other host has the VM.
     #[must_use]
     pub fn advice_within_host(&self, vm: &str) -> String {

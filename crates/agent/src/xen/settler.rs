@@ -114,7 +114,7 @@ impl Settler {
             self.settlers.history.settled(&self.opened, &fate);
         }
         let Opened { vm, peer, .. } = &self.opened;
-        self.doubts(case.doubt().map(|doubt| doubt.advice(vm, peer)));
+        self.doubts(case.doubt().map(|doubt| doubt.advice_on_domain(vm, peer)));
     }
 
     fn doubts(&self, doubt: Option<String>) {

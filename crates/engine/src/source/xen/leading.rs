@@ -121,13 +121,26 @@ impl<'m> Leading<'m> {
         let outcome = match error {
             None => Outcome::Done,
             Some(MigrationError::Cancelled) if !in_doubt => Outcome::Cancelled,
-            Some(error) => Outcome::Failed(error.to_string()),
+            Some(error) => Outcome::Failed(self.with_doubt(&error)),
         };
         self.link.close();
         let report = self.report_builder.end(outcome);
         let Self { driver, departing, .. } = self;
         let is_over = driver.machine().is_over();
         DepartedDomain { report, unsettled: (!is_over).then_some((driver, departing)) }
+    }
+
+    /// The error, and what is in doubt after it.
+    fn with_doubt(&self, error: &MigrationError) -> String {
+        let doubt = self.driver.machine().doubt().filter(|_| self.departing.fate.is_none());
+        match (error, doubt) {
+            // It has the advice already.
+            (MigrationError::InDoubt(_), _) | (_, None) => error.to_string(),
+            (error, Some(doubt)) => {
+                let domain = &self.driver.journal().opened().vm;
+                format!("{error}; but {}", doubt.advice_on_domain(domain, &self.peer.name))
+            }
+        }
     }
 
     fn carry(
