@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use engine::{ArrivingDomain, DepartingDomain};
+use managers::xen::XlError;
 use switchover::{destination, source};
 use wire::SwitchoverMessage;
 
@@ -31,6 +32,14 @@ impl Case {
                 domain.fate = None;
                 None
             }
+        }
+    }
+
+    /// Whether the domain here is one that only its owner destroys.
+    pub(super) fn is_owners(&self) -> Result<bool, XlError> {
+        match self {
+            Self::Source(_, domain) => domain.is_unreleased(),
+            Self::Destination(_, domain) => domain.runs_here(),
         }
     }
 

@@ -87,14 +87,7 @@ impl Settler {
                 let _ = reply.send(case.take_messages().pop_front());
             }
             Request::Resolve(resolution, reply) => {
-                let taken = case.resolve(resolution);
-                let vm = &self.opened.vm;
-                let _ = reply.send(if taken {
-                    Ok(())
-                } else {
-                    let text = format!("{vm}: this decision is not possible at the moment");
-                    Err(Denied::Conflict(text))
-                });
+                let _ = reply.send(self.decide(resolution, case));
             }
             Request::Pipes(pipes) => {
                 if let Case::Source(_, domain) = case {
@@ -104,6 +97,31 @@ impl Settler {
                 }
             }
         }
+    }
+
+    /// Applies the operator's decision.
+    fn decide(&self, resolution: Resolution, case: &mut Case) -> Result<(), Denied> {
+        let vm = &self.opened.vm;
+        if case.takes(resolution) && resolution == Resolution::There {
+            // Nothing here would ever end it, and it may be running.
+            match case.is_owners() {
+                Ok(false) => {}
+                Ok(true) => {
+                    return Err(Denied::Conflict(format!(
+                        "{vm} is here under its own name, and no agent destroys such a domain: if \
+                         it is to be {peer}'s, `xl destroy {vm}` first",
+                        peer = self.opened.peer
+                    )));
+                }
+                Err(error) => {
+                    return Err(Denied::Conflict(format!("{vm}: cannot query xl ({error})")));
+                }
+            }
+        }
+        if case.resolve(resolution) {
+            return Ok(());
+        }
+        Err(Denied::Conflict(format!("{vm}: this decision is not possible at the moment")))
     }
 
     /// Shows what is in doubt, or that nothing is, and notes a decision in the report.

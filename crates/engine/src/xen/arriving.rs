@@ -8,6 +8,7 @@ use managers::xen::{Domain, MovingDomain, Xl, XlError};
 use switchover::destination::{Effects, Event, Noted, Outcome};
 use switchover::{Doubt, Envelope, Found, Reason, ToSource};
 
+use super::of_domain;
 use super::receiver::{Permitted, Receiver};
 
 /// A domain that arrives.
@@ -75,6 +76,14 @@ impl ArrivingDomain {
         Ok(copy.filter(|copy| self.permitted || copy.name != self.domain.name))
     }
 
+    /// Whether it runs here: then only its owner destroys it.
+    ///
+    /// # Errors
+    /// If it is not known.
+    pub fn runs_here(&self) -> Result<bool, XlError> {
+        self.xl.has_arrived(&self.domain)
+    }
+
     pub(crate) fn receiver(&self) -> Option<&Receiver> {
         self.receiver.as_ref()
     }
@@ -131,7 +140,11 @@ impl ArrivingDomain {
 
 impl Effects for ArrivingDomain {
     fn send(&mut self, said: &Envelope<ToSource>) {
-        self.outbox.push_back(said.clone());
+        let mut said = said.clone();
+        if let ToSource::Refused { reason } | ToSource::Lost { reason } = &mut said.message {
+            *reason = of_domain(reason);
+        }
+        self.outbox.push_back(said);
     }
 
     fn cont(&mut self) -> Event {
@@ -203,6 +216,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
+    use switchover::MigrationId;
+
     use super::*;
 
     const UUID: &str = "0f2b4c1e-95d8-4f27-9a3e-1c9d0f6a7b42";
@@ -230,5 +245,17 @@ mod tests {
         assert_eq!(copy.found(Noted::Starting).unwrap(), Found::Stopped);
         assert!(copy.kill());
         assert_eq!(fs::read_to_string(destroyed).unwrap(), "7\n");
+    }
+
+    #[test]
+    fn a_domain_that_has_ended_is_not_called_a_qemu() {
+        let xl = Arc::new(Xl::new("/nowhere/xl".into()));
+        let domain = MovingDomain { name: "web1".to_owned(), uuid: UUID.to_owned() };
+        let mut arriving = ArrivingDomain::after_restart(&xl, domain, true);
+        let reason = "its QEMU ended".into();
+        let message = ToSource::Lost { reason };
+        arriving.send(&Envelope { migration: MigrationId::random().unwrap(), message });
+        let sent = arriving.outbox.pop_front().map(|said| said.message);
+        assert_eq!(sent, Some(ToSource::Lost { reason: "the domain ended".into() }));
     }
 }

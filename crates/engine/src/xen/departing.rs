@@ -10,6 +10,7 @@ use switchover::source::{Effects, Event, Outcome};
 use switchover::{Doubt, Envelope, Found, Reason, ToDestination};
 use xen::handshake::{Answer, FAILED, PermissionReader};
 
+use super::of_domain;
 use super::pipes::{FromXl, XlPipes};
 
 /// xl resumes a domain, or destroys it, and exits: it has scripts of disks and network cards to
@@ -118,6 +119,15 @@ impl DepartingDomain {
             Some(domain) if self.runs(&domain) => Found::Runs,
             Some(_) => Found::Stopped,
         })
+    }
+
+    /// Whether it is here under its own name: then only its owner destroys it.
+    ///
+    /// # Errors
+    /// If it is not known.
+    pub fn is_unreleased(&self) -> Result<bool, XlError> {
+        let domain = self.xl.leaving(&self.domain)?;
+        Ok(domain.is_some_and(|domain| domain.name == self.domain.name))
     }
 
     /// Whether it was not released, and is not suspended.
@@ -250,6 +260,9 @@ impl Effects for DepartingDomain {
 
     fn done(&mut self, outcome: Outcome) {
         tracing::info!(?outcome, "settled");
-        self.fate = Some(outcome);
+        self.fate = Some(match outcome {
+            Outcome::Lost { reason } => Outcome::Lost { reason: of_domain(&reason) },
+            outcome => outcome,
+        });
     }
 }

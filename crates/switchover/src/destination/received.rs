@@ -121,7 +121,7 @@ impl Machine {
                 self.qemu_exited()
             }
             State::Loaded => {
-                self.reason = Reason::new("its QEMU ended before it ran the VM");
+                self.reason = Reason::new("its QEMU ended before the VM ran");
                 self.state = State::Refused;
                 self.doubt = None;
                 vec![self.not_here(), self.refused_record(), self.send_refused()]
