@@ -184,8 +184,8 @@ pub enum MigrationError {
     /// What arrived is not what QEMU handed over: a fault of Droveway's, or of a
     /// host's memory.
     #[error(
-        "the audit found {pages} pages that are not at {host} as QEMU handed them over ({first}); \
-         please report this, with the migration's report"
+        "the audit found {pages} pages that are not at {host} as they were handed over \
+         ({first}); please report this, with the migration's report"
     )]
     Audit {
         /// The destination.

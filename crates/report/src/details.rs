@@ -113,10 +113,10 @@ fn audit(report: &Report) -> String {
         Audited::Nothing { why } => format!("none: {why}"),
         Audited::Same { pages, reread_pages, unproved_pages } => {
             let mut text = match unproved_pages {
-                0 => format!("all {pages} pages as QEMU handed them over"),
+                0 => format!("all {pages} pages as the source handed them over"),
                 _ => format!(
-                    "{} of {pages} pages as QEMU handed them over; {unproved_pages} arrived, and \
-                     can't be proved",
+                    "{} of {pages} pages as the source handed them over; {unproved_pages} arrived, \
+                     and can't be proved",
                     pages.saturating_sub(*unproved_pages)
                 ),
             };
@@ -127,7 +127,7 @@ fn audit(report: &Report) -> String {
         }
         Audited::Differences { pages, examples } => {
             let found = amount::counted(*pages, "page");
-            format!("{found} not as QEMU handed them over: {}", examples.join("; "))
+            format!("{found} not as the source handed them over: {}", examples.join("; "))
         }
     }
 }
@@ -226,6 +226,8 @@ mod tests {
     fn pages_that_can_not_be_proved_are_not_shown_as_the_same() {
         let found = Audited::Same { pages: 9, reread_pages: 0, unproved_pages: 2 };
         let text = audit(&Report { audit: found, ..example() });
-        assert_eq!(text, "7 of 9 pages as QEMU handed them over; 2 arrived, and can't be proved");
+        let expected =
+            "7 of 9 pages as the source handed them over; 2 arrived, and can't be proved";
+        assert_eq!(text, expected);
     }
 }

@@ -40,8 +40,8 @@ fn rate(report: &Report, name: &str, colour: &str, value: fn(&api::Sample) -> f6
 fn wire<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
     Plot {
         title: "On the wire",
-        about: "What was sent, and what the guest dirtied meanwhile, which QEMU counts only after \
-                its first pass",
+        about: "What was sent, and what the guest dirtied meanwhile, which is counted only after \
+                the first pass",
         unit: Unit::Rate,
         style: Style::Lines,
         series: vec![
