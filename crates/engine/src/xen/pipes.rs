@@ -118,12 +118,15 @@ impl XlPipes {
         Ok(())
     }
 
-    /// Reads what xl still writes until it closes its end, for `limit` at most.
+    /// Reads what xl still writes until it closes its end, for `limit` at most, however much comes.
     pub(crate) fn drain(&self, limit: Duration) {
         let until = Instant::now() + limit;
         let mut buffer = [0; 4096];
         loop {
             let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
             if !matches!(self.read(&mut buffer, None, left), Ok(FromXl::Bytes(_))) {
                 return;
             }
@@ -135,5 +138,25 @@ impl Drop for XlPipes {
     fn drop(&mut self) {
         // Ends the thread that waits for its exit; it may have exited.
         let _ = self.transport.shutdown(Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn an_xl_that_never_stops_writing_is_not_read_for_ever() {
+        let (stream, xl) = UnixStream::pair().unwrap();
+        let (answers, transport) = UnixStream::pair().unwrap();
+        let pipes = XlPipes::new(stream.into(), answers.into(), transport);
+        thread::scope(|scope| {
+            scope.spawn(|| while (&xl).write_all(&[0; 4096]).is_ok() {});
+            pipes.drain(Duration::from_millis(100));
+            // Ends the thread.
+            drop(pipes);
+        });
     }
 }

@@ -5,9 +5,10 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{Xl, XlError};
@@ -104,9 +105,15 @@ pub(super) fn exits_within(child: &mut Child, limit: Duration) -> bool {
         return true;
     }
     if let Ok(pidfd) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) {
-        let limit = Timespec::try_from(limit).ok();
-        // Whatever this returns, the child is asked.
-        let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], limit.as_ref());
+        let until = Instant::now() + limit;
+        let wait = || {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).ok();
+            poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], left.as_ref())
+        };
+        // A signal to the agent, such as the one that stops it, must not count as a child that
+        // hangs. Whatever else this returns, the child is asked.
+        while wait() == Err(Errno::INTR) {}
     }
     matches!(child.try_wait(), Ok(Some(_)))
 }
