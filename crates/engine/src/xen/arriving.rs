@@ -252,8 +252,7 @@ mod tests {
         let xl = Arc::new(Xl::new("/nowhere/xl".into()));
         let domain = MovingDomain { name: "web1".to_owned(), uuid: UUID.to_owned() };
         let mut arriving = ArrivingDomain::after_restart(&xl, domain, true);
-        let reason = "its QEMU ended".into();
-        let message = ToSource::Lost { reason };
+        let message = ToSource::Lost { reason: "its QEMU ended".into() };
         arriving.send(&Envelope { migration: MigrationId::random().unwrap(), message });
         let sent = arriving.outbox.pop_front().map(|said| said.message);
         assert_eq!(sent, Some(ToSource::Lost { reason: "the domain ended".into() }));

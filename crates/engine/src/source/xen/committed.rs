@@ -94,9 +94,7 @@ impl Leading<'_> {
                 self.report_builder.note("what is left of the domain here is still removed");
                 Ok(())
             }
-            (None, Some(doubt)) => {
-                Err(MigrationError::InDoubt(doubt.advice_on_domain(vm, &host)))
-            }
+            (None, Some(doubt)) => Err(MigrationError::InDoubt(doubt.advice_on_domain(vm, &host))),
             (None, None) => Err(MigrationError::InDoubt(format!(
                 "{vm} was given to {host}, and it is not known yet whether it runs there"
             ))),
