@@ -19,7 +19,6 @@ use std::sync::Arc;
 
 use managers::xen::{MovingDomain, Xl};
 use serde_json::{Value, json};
-use switchover::Reason;
 use switchover::journal::{JournalDir, Opened};
 
 pub use arriving::ArrivingDomain;
@@ -42,11 +41,6 @@ pub struct XenHost {
 /// A domain as its journal notes it, next to its name.
 pub(crate) fn noted(domain: &MovingDomain) -> Value {
     json!({ "domain": domain.uuid })
-}
-
-/// A reason of the switchover's machines, which name a VM's QEMU, for a domain.
-pub(crate) fn of_domain(reason: &Reason) -> Reason {
-    Reason::new(reason.as_str().replace("its QEMU", "the domain"))
 }
 
 /// The domain of a journal; none if it is of another kind of VM.

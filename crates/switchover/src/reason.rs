@@ -10,6 +10,13 @@ use crate::journal::JournalError;
 /// The longest text kept: enough for QEMU's error, not for its log.
 const BYTES_MAX: usize = 1024;
 
+/// How a VM ended on either side, as the machines word it: for a VM of QEMU.
+pub(crate) const QEMU_ENDED: &str = "its QEMU ended";
+/// The same, of a VM that was loaded, and was not to run yet.
+pub(crate) const QEMU_ENDED_BEFORE: &str = "its QEMU ended before the VM ran";
+/// The same, as found by the agent's next run.
+pub(crate) const QEMU_HAD_EXITED: &str = "its QEMU had exited when the agent was restarted";
+
 /// A text for an operator. It may come from a peer, so it is truncated. No machine decides by it,
 /// so it doesn't count for a hash: states that differ only in texts count as one state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +38,18 @@ impl Reason {
         }
         words.truncate(kept);
         Self(words)
+    }
+
+    /// The same reason of a domain of Xen, which has no QEMU whose end it could be. Any other
+    /// reason comes from the effects, a peer or the operator, and stays.
+    #[must_use]
+    pub fn of_domain(self) -> Self {
+        match self.as_str() {
+            QEMU_ENDED => Self::new("the domain ended"),
+            QEMU_ENDED_BEFORE => Self::new("the domain ended before it ran here"),
+            QEMU_HAD_EXITED => Self::new("the domain had ended when the agent was restarted"),
+            _ => self,
+        }
     }
 
     /// The text.
@@ -94,5 +113,16 @@ mod tests {
         let reason: Reason = serde_json::from_str(&format!("\"{long}\"")).unwrap();
         assert_eq!(reason.as_str().len(), BYTES_MAX);
         assert!(long.starts_with(reason.as_str()));
+    }
+
+    #[test]
+    fn a_domain_that_has_ended_is_not_called_a_qemu() {
+        for of_vm in [QEMU_ENDED, QEMU_ENDED_BEFORE, QEMU_HAD_EXITED] {
+            let of_domain = Reason::new(of_vm).of_domain();
+            let text = of_domain.as_str();
+            assert!(text.starts_with("the domain ") && !text.contains("QEMU"), "{text}");
+        }
+        let other = Reason::new("xl says: its QEMU ended");
+        assert_eq!(other.clone().of_domain(), other);
     }
 }

@@ -8,7 +8,6 @@ use managers::xen::{Domain, MovingDomain, Xl, XlError};
 use switchover::destination::{Effects, Event, Noted, Outcome};
 use switchover::{Doubt, Envelope, Found, Reason, ToSource};
 
-use super::of_domain;
 use super::receiver::{Permitted, Receiver};
 
 /// A domain that arrives.
@@ -142,7 +141,7 @@ impl Effects for ArrivingDomain {
     fn send(&mut self, said: &Envelope<ToSource>) {
         let mut said = said.clone();
         if let ToSource::Refused { reason } | ToSource::Lost { reason } = &mut said.message {
-            *reason = of_domain(reason);
+            *reason = std::mem::take(reason).of_domain();
         }
         self.outbox.push_back(said);
     }

@@ -10,7 +10,6 @@ use switchover::source::{Effects, Event, Outcome};
 use switchover::{Doubt, Envelope, Found, Reason, ToDestination};
 use xen::handshake::{Answer, FAILED, PermissionReader};
 
-use super::of_domain;
 use super::pipes::{FromXl, XlPipes};
 
 /// xl resumes a domain, or destroys it, and exits: it has scripts of disks and network cards to
@@ -261,7 +260,7 @@ impl Effects for DepartingDomain {
     fn done(&mut self, outcome: Outcome) {
         tracing::info!(?outcome, "settled");
         self.fate = Some(match outcome {
-            Outcome::Lost { reason } => Outcome::Lost { reason: of_domain(&reason) },
+            Outcome::Lost { reason } => Outcome::Lost { reason: reason.of_domain() },
             outcome => outcome,
         });
     }

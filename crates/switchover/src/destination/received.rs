@@ -5,7 +5,7 @@ use super::{Action, Machine, Outcome, Record, State};
 use crate::Resolution;
 use crate::doubt::Doubt;
 use crate::message::{ToDestination, ToSource};
-use crate::reason::Reason;
+use crate::reason::{QEMU_ENDED, QEMU_ENDED_BEFORE, Reason};
 
 impl Machine {
     pub(super) fn received(&mut self, said: ToDestination) -> Vec<Action> {
@@ -116,18 +116,18 @@ impl Machine {
     pub(super) fn qemu_exited(&mut self) -> Vec<Action> {
         match self.state {
             State::Arriving => {
-                self.reason = Reason::new("its QEMU ended");
+                self.reason = Reason::new(QEMU_ENDED);
                 self.state = State::Ending { known: false };
                 self.qemu_exited()
             }
             State::Loaded => {
-                self.reason = Reason::new("its QEMU ended before the VM ran");
+                self.reason = Reason::new(QEMU_ENDED_BEFORE);
                 self.state = State::Refused;
                 self.doubt = None;
                 vec![self.not_here(), self.refused_record(), self.send_refused()]
             }
             State::Starting { .. } | State::Running => {
-                self.reason = Reason::new("its QEMU ended");
+                self.reason = Reason::new(QEMU_ENDED);
                 self.state = State::Lost;
                 self.doubt = None;
                 let reason = self.reason.clone();

@@ -5,7 +5,7 @@ use super::{Action, By, Copy, Machine, Outcome, Record, State};
 use crate::Resolution;
 use crate::doubt::Doubt;
 use crate::message::{ToDestination, ToSource};
-use crate::reason::Reason;
+use crate::reason::{QEMU_ENDED, Reason};
 
 impl Machine {
     pub(super) fn received(&mut self, said: ToSource) -> Vec<Action> {
@@ -112,7 +112,7 @@ impl Machine {
             // QEMU had completed its migration, so the destination's copy is as good.
             State::Ours { completed: true, .. } => Vec::new(),
             State::Ours { .. } | State::Aborting { .. } | State::Reclaiming | State::TakingBack => {
-                self.reason = Reason::new("its QEMU ended");
+                self.reason = Reason::new(QEMU_ENDED);
                 self.died()
             }
             State::Leaving => self.forget(vec![Action::Done(Outcome::Moved)]),

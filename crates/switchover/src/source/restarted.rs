@@ -4,7 +4,7 @@ use super::{Action, By, Copy, Machine, Noted, Phase, State, writes};
 use crate::Found;
 use crate::doubt::Doubt;
 use crate::migration_id::MigrationId;
-use crate::reason::Reason;
+use crate::reason::{QEMU_HAD_EXITED, Reason};
 
 impl Machine {
     /// Restores a migration that an earlier run of the agent left, from its journal and the state
@@ -25,7 +25,7 @@ impl Machine {
         };
         let actions = match (phase, found) {
             (Phase::Opened | Phase::Stopped, Found::Missing) => {
-                self.reason = Reason::new("its QEMU had exited when the agent was restarted");
+                self.reason = Reason::new(QEMU_HAD_EXITED);
                 self.died()
             }
             (Phase::Opened | Phase::Stopped, _) => self.abort(self.reason.clone()),
