@@ -101,6 +101,18 @@ impl ArrivingDomain {
         has_exited
     }
 
+    /// Whether a receiver that had the permission may have run its copy before it was ended: then
+    /// only its owner ends it.
+    fn may_run(&self) -> bool {
+        let name = &self.domain.name;
+        match self.runs_here() {
+            Ok(false) => return false,
+            Ok(true) => tracing::error!(name, "it was to be given back, and runs here"),
+            Err(error) => tracing::error!(name, %error, "cannot query whether it runs here"),
+        }
+        true
+    }
+
     /// What is known of a copy whose receiver has the permission, does not report, and can't be
     /// ended: it may run the copy or destroy it as long as it has not exited.
     fn hangs(&self) -> Event {
@@ -185,6 +197,10 @@ impl Effects for ArrivingDomain {
         if !self.ends_receiver() {
             return false;
         }
+        // Its source must not receive that it never ran here, and resume its own.
+        if self.permitted && self.may_run() {
+            return false;
+        }
         let destroyed = self.copy().and_then(|copy| match copy {
             Some(copy) => self.xl.destroy(&copy),
             None => Ok(()),
@@ -214,6 +230,7 @@ impl Effects for ArrivingDomain {
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
+    use std::path::{Path, PathBuf};
 
     use switchover::MigrationId;
 
@@ -221,36 +238,54 @@ mod tests {
 
     const UUID: &str = "0f2b4c1e-95d8-4f27-9a3e-1c9d0f6a7b42";
 
-    #[test]
-    fn a_paused_domain_is_a_copy_only_if_a_receiver_was_permitted() {
-        let dir = tempfile::tempdir().unwrap();
-        let (program, destroyed) = (dir.path().join("xl"), dir.path().join("destroyed"));
+    /// An xl that lists web1 in this state, and notes what it destroys.
+    fn xl(dir: &Path, state: &str) -> (Arc<Xl>, PathBuf) {
+        let (program, destroyed) = (dir.join("xl"), dir.join("destroyed"));
         let script = format!(
-            "#!/bin/sh\ncase $1 in list) echo 'web1 7 256 1 --p--- 0.0 {UUID} - -';; \
+            "#!/bin/sh\ncase $1 in list) echo 'web1 7 256 1 {state} 0.0 {UUID} - -';; \
              destroy) echo $2 > {};; esac\n",
             destroyed.display()
         );
         fs::write(&program, script).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        let xl = Arc::new(Xl::new(program));
-        let arriving = |permitted| {
-            let domain = MovingDomain { name: "web1".to_owned(), uuid: UUID.to_owned() };
-            ArrivingDomain::after_restart(&xl, domain, permitted)
-        };
-        let mut other = arriving(false);
+        (Arc::new(Xl::new(program)), destroyed)
+    }
+
+    fn arriving(xl: &Arc<Xl>, permitted: bool) -> ArrivingDomain {
+        let domain = MovingDomain { name: "web1".to_owned(), uuid: UUID.to_owned() };
+        ArrivingDomain::after_restart(xl, domain, permitted)
+    }
+
+    #[test]
+    fn a_paused_domain_is_a_copy_only_if_a_receiver_was_permitted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (xl, destroyed) = xl(dir.path(), "--p---");
+        let mut other = arriving(&xl, false);
         assert_eq!(other.found(Noted::Refused).unwrap(), Found::Missing);
         assert!(other.kill() && !destroyed.exists());
-        let mut copy = arriving(true);
+        let mut copy = arriving(&xl, true);
         assert_eq!(copy.found(Noted::Starting).unwrap(), Found::Stopped);
         assert!(copy.kill());
         assert_eq!(fs::read_to_string(destroyed).unwrap(), "7\n");
     }
 
+    /// Such as by a receiver that hung with its permission, and went on. If none was permitted, it
+    /// is another domain of this name.
+    #[test]
+    fn a_copy_that_runs_after_all_does_not_count_as_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (xl, destroyed) = xl(dir.path(), "-b----");
+        assert!(!arriving(&xl, true).kill());
+        assert!(arriving(&xl, false).kill());
+        assert!(!destroyed.exists());
+        let silent = Arc::new(Xl::new("/nowhere/xl".into()));
+        assert!(!arriving(&silent, true).kill());
+    }
+
     #[test]
     fn a_domain_that_has_ended_is_not_called_a_qemu() {
         let xl = Arc::new(Xl::new("/nowhere/xl".into()));
-        let domain = MovingDomain { name: "web1".to_owned(), uuid: UUID.to_owned() };
-        let mut arriving = ArrivingDomain::after_restart(&xl, domain, true);
+        let mut arriving = arriving(&xl, true);
         let message = ToSource::Lost { reason: "its QEMU ended".into() };
         arriving.send(&Envelope { migration: MigrationId::random().unwrap(), message });
         let sent = arriving.outbox.pop_front().map(|said| said.message);

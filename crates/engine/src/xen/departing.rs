@@ -265,3 +265,35 @@ impl Effects for DepartingDomain {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const UUID: &str = "0f2b4c1e-95d8-4f27-9a3e-1c9d0f6a7b42";
+
+    #[test]
+    fn a_domain_is_its_owners_until_xl_has_released_it() {
+        for (name, state, expected) in [
+            ("web1", "-b----", true),
+            ("web1", "---s--", true),
+            ("web1--migratedaway", "---s--", false),
+            ("web1--incoming", "--p---", false),
+            ("web1", "--p--d", false),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let program = dir.path().join("xl");
+            let script = format!("#!/bin/sh\necho '{name} 7 256 1 {state} 0.0 {UUID} - -'\n");
+            fs::write(&program, script).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            let xl = Arc::new(Xl::new(program));
+            let domain = MovingDomain { name: "web1".to_owned(), uuid: UUID.to_owned() };
+            let leaving =
+                DepartingDomain::after_restart(&xl, domain, "host-b", true, Duration::ZERO);
+            assert_eq!(leaving.is_unreleased().unwrap(), expected, "{name} {state}");
+        }
+    }
+}
