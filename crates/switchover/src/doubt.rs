@@ -157,8 +157,9 @@ impl Doubt {
                  {destroy}. Then, if it is left there: {there}; if here: {here}"
             ),
             Self::RunsThereToo => format!(
-                "{domain} was taken back, and {peer} reports that it runs it: {destroy}. Then here \
-                 {here}, whichever is left, and once more if {peer} still reports that it runs it"
+                "{domain} was taken back, and {peer} reports that it runs it: {destroy}. Then, if \
+                 it is left on {peer}, here {there}, or if that is not possible {here}. If it is \
+                 left on this host: {here}, and once more if {peer} still reports that it runs it"
             ),
             Self::RunsAtBoth => format!(
                 "{domain} runs here and on {peer}: {destroy}. Then, if it is left there: {there}; \
@@ -215,6 +216,46 @@ impl Doubt {
                 "it is not settled which of its two QEMUs has {vm}, and neither runs it: the \
                  journal of one of them can't be read. {former}, {next}"
             ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reason() -> Reason {
+        "a lock".into()
+    }
+
+    /// There is no QEMU, and `droveway stop` knows no domains.
+    #[test]
+    fn the_advice_on_a_domain_names_xl() {
+        let of_both_kinds = [
+            Doubt::Unanswered,
+            Doubt::UnknownThere,
+            Doubt::LostThere { reason: reason() },
+            Doubt::CannotNote { reason: reason() },
+            Doubt::NoVerdict,
+            Doubt::CannotRun { reason: reason() },
+        ];
+        let of_domains = [
+            Doubt::RunsHere,
+            Doubt::RunsThereToo,
+            Doubt::RunsAtBoth,
+            Doubt::CannotGoOn { reason: reason() },
+            Doubt::TakenBack { reason: reason() },
+            Doubt::TakenBackMeanwhile { reason: reason() },
+        ];
+        for doubt in of_both_kinds.iter().chain(&of_domains) {
+            let advice = doubt.advice_on_domain("web1", "host-b");
+            for wrong in ["QEMU", "`cont`", "droveway stop"] {
+                assert!(!advice.contains(wrong), "{advice}");
+            }
+        }
+        for doubt in of_domains {
+            let advice = doubt.advice_on_domain("web1", "host-b");
+            assert!(advice.contains("`xl destroy"), "{advice}");
         }
     }
 }

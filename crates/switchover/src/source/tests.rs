@@ -305,37 +305,6 @@ fn within_a_host_the_advice_names_both_qemus() {
     assert!(advice.contains("the disk of the agent's state directory"), "{advice}");
 }
 
-/// There is no QEMU, and `droveway stop` knows no domains.
-#[test]
-fn the_advice_on_a_domain_names_xl() {
-    let of_both_kinds = [
-        Doubt::Unanswered,
-        Doubt::UnknownThere,
-        Doubt::LostThere { reason: reason() },
-        Doubt::CannotNote { reason: reason() },
-        Doubt::NoVerdict,
-        Doubt::CannotRun { reason: reason() },
-    ];
-    let of_domains = [
-        Doubt::RunsHere,
-        Doubt::RunsThereToo,
-        Doubt::RunsAtBoth,
-        Doubt::CannotGoOn { reason: reason() },
-        Doubt::TakenBack { reason: reason() },
-        Doubt::TakenBackMeanwhile { reason: reason() },
-    ];
-    for doubt in of_both_kinds.iter().chain(&of_domains) {
-        let advice = doubt.advice_on_domain("web1", "host-b");
-        for wrong in ["QEMU", "`cont`", "droveway stop"] {
-            assert!(!advice.contains(wrong), "{advice}");
-        }
-    }
-    for doubt in of_domains {
-        let advice = doubt.advice_on_domain("web1", "host-b");
-        assert!(advice.contains("`xl destroy"), "{advice}");
-    }
-}
-
 /// A QEMU that hangs in its migration runs the VM.
 #[test]
 fn a_vm_whose_qemu_does_not_end_the_migration_is_not_called_stopped() {
