@@ -81,6 +81,8 @@ pub enum DomainState {
     Paused,
     /// It is suspended, or has shut down or crashed.
     Stopped,
+    /// It is being destroyed: its memory is not free before it is no longer listed.
+    Dying,
 }
 
 /// A domain of this host.
@@ -139,6 +141,18 @@ impl Xl {
         Ok(copies.min_by_key(|one| one.name == domain.name))
     }
 
+    /// What an earlier migration has left here of a domain that comes again: its copy, or a domain
+    /// of its UUID that is being destroyed. None if nothing is left.
+    ///
+    /// # Errors
+    /// If it is not known.
+    pub fn left_over(&self, domain: &MovingDomain) -> Result<Option<Domain>, XlError> {
+        let is_dying = |one: &Domain| one.state == DomainState::Dying;
+        let all = self.with_dying(domain)?.into_iter();
+        let left = all.filter(|one| is_dying(one) || domain.arrives_as(one));
+        Ok(left.min_by_key(is_dying))
+    }
+
     /// Whether the domain has arrived here: it has its name, and is not paused.
     ///
     /// # Errors
@@ -190,6 +204,12 @@ impl Xl {
 
     /// The domains of this UUID that are not being destroyed.
     fn of(&self, domain: &MovingDomain) -> Result<Vec<Domain>, XlError> {
+        let mut found = self.with_dying(domain)?;
+        found.retain(|one| one.state != DomainState::Dying);
+        Ok(found)
+    }
+
+    fn with_dying(&self, domain: &MovingDomain) -> Result<Vec<Domain>, XlError> {
         Ok(parse(&self.call(&["list", "-v"])?, &domain.uuid))
     }
 
@@ -271,10 +291,8 @@ fn parse(list: &str, uuid: &str) -> Vec<Domain> {
         let [name, id, _, _, state, _, of, ..] = words[..] else { return None };
         let id = id.parse().ok().filter(|_| of.eq_ignore_ascii_case(uuid))?;
         let has = |letter: char| state.contains(letter);
-        if has('d') {
-            return None;
-        }
         let state = match () {
+            () if has('d') => DomainState::Dying,
             () if has('s') || has('c') => DomainState::Stopped,
             () if has('p') => DomainState::Paused,
             () => DomainState::Runs,
@@ -307,12 +325,38 @@ web1                                         2   256     1     --p--d       7.5 
     }
 
     #[test]
-    fn domains_are_found_by_uuid_and_those_that_are_destroyed_are_not() {
+    fn domains_are_found_by_uuid() {
         let found: Vec<_> = parse(LIST, UUID).into_iter().map(|it| (it.id, it.state)).collect();
-        let expected =
-            [(5, DomainState::Paused), (4, DomainState::Runs), (3, DomainState::Stopped)];
+        let expected = [
+            (5, DomainState::Paused),
+            (4, DomainState::Runs),
+            (3, DomainState::Stopped),
+            (2, DomainState::Dying),
+            (6, DomainState::Dying),
+        ];
         assert_eq!(found, expected);
         assert!(parse(LIST, "0f2b4c1e").is_empty());
+    }
+
+    #[test]
+    fn domains_that_are_being_destroyed_only_count_as_left_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let lists = |lines: &str| {
+            fs::write(dir.path().join("list"), lines).unwrap();
+            program(dir.path(), &format!("cat {}", dir.path().join("list").display()))
+        };
+        let line = |name: &str, id, state: &str| format!("{name} {id} 256 1 {state} 0.0 {UUID}\n");
+        let dying = line("web1", 2, "--p--d") + &line("(null)", 6, "--ps-d");
+        let xl = lists(&dying);
+        assert_eq!(xl.of(&web1()).unwrap(), []);
+        assert!(xl.arriving(&web1()).unwrap().is_none() && xl.leaving(&web1()).unwrap().is_none());
+        assert_eq!(xl.left_over(&web1()).unwrap().map(|left| left.id), Some(2));
+        let xl = lists(&(dying + &line("web1--incoming", 7, "--p---")));
+        let left = xl.left_over(&web1()).unwrap().unwrap();
+        assert_eq!((left.id, left.state), (7, DomainState::Paused));
+        // Nothing of a migration to here.
+        let xl = lists(&(line("web1", 4, "-b----") + &line("web1--migratedaway", 3, "---s--")));
+        assert_eq!(xl.left_over(&web1()).unwrap(), None);
     }
 
     #[test]

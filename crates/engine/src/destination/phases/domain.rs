@@ -3,11 +3,13 @@
 //! xl's receiver gets the non-RAM stream as it comes, and pages as lanes bring them. Once it has the
 //! domain, and the audit has succeeded, the switchover decides as for other VMs.
 
+mod left_over;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam_channel::{after, select};
+use crossbeam_channel::{after, never, select};
 use dedup::destination::{Blocks, PagePlacer};
 use managers::xen::MovingDomain;
 use page::{Epoch, PAGE_BYTES};
@@ -34,6 +36,8 @@ use crate::xen::{ArrivingDomain, Heard, Receiver, XenHost, noted};
 
 /// The part of the source's time to prepare that is left for its answer.
 const ANSWER_SHARE: u32 = 8;
+/// The part of it in which what an earlier migration has left may be destroyed.
+const LEFT_OVER_SHARE: u32 = 2;
 
 /// What takes a domain's pages.
 struct Pages {
@@ -83,6 +87,10 @@ impl Connected<'_> {
         self.lanes.threads().set(&order.terms);
         self.arrives(place)?;
         place.is_of_host();
+        let waits = &self.shared.local.waits;
+        let until = Instant::now() + (waits.prepare - waits.prepare / ANSWER_SHARE);
+        let pause = || self.pause_before_carrying();
+        left_over::wait_destroyed(&xen.xl, &domain, waits.prepare / LEFT_OVER_SHARE, pause)?;
         // Once the copy has its name, nothing would tell them apart.
         if xen.xl.has_arrived(&domain).map_err(End::failed)? {
             return Err(End::failed(format!(
@@ -92,9 +100,9 @@ impl Connected<'_> {
                 name = domain.name
             )));
         }
-        let waits = &self.shared.local.waits;
         let receiver = Receiver::start(&xen.xl).map_err(End::failed)?;
-        receiver.wait_banner(waits.prepare - waits.prepare / ANSWER_SHARE).map_err(End::failed)?;
+        let left = until.saturating_duration_since(Instant::now());
+        receiver.wait_banner(left).map_err(End::failed)?;
         let audit = Auditing::new(order.audit, &order.hashes);
         let hash = (order.audit != AuditOrder::Off).then(|| audit.hash());
         let input = receiver.input().map_err(End::failed)?;
@@ -138,6 +146,19 @@ impl Connected<'_> {
             self.shared.host.settle_domain(UnsettledDomain { driver, arriving });
         }
         Ok(())
+    }
+
+    /// Waits a moment. The source sends nothing before it has the answer to its order, unless it
+    /// ends the migration.
+    fn pause_before_carrying(&self) -> Result<(), End> {
+        match self.next_of_domain(&never())? {
+            Next::Received(Received::Message(ToDestination::Terms(terms))) => {
+                self.lanes.threads().set(&terms);
+                Ok(())
+            }
+            Next::Received(other) => Err(ended(other)),
+            Next::Heard(_) | Next::Nothing => Ok(()),
+        }
     }
 
     /// Whether the domain may arrive here.
