@@ -240,6 +240,10 @@ pub struct Progress {
     pub time_left_s: Option<f64>,
     /// What limits it now.
     pub limit: Limit,
+    /// Whether `xl` sends it, in QEMU's place: it is a domain of Xen.
+    // Agents of release 0.1.0 send none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_xl: bool,
     /// What it waits for in its first phase, if it has sent the destination a request.
     #[serde(default)]
     pub waits_for: Option<String>,

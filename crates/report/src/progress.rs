@@ -15,12 +15,13 @@ pub fn phase(progress: &Progress) -> String {
 
 /// What limits its speed; none while that is not known.
 #[must_use]
-pub fn limit(limit: Limit) -> Option<&'static str> {
-    match limit {
+pub fn limit(progress: &Progress) -> Option<&'static str> {
+    match progress.limit {
         Limit::Unknown => None,
         Limit::Network => Some("limited by the network"),
         Limit::Bound => Some("limited by --limit"),
         Limit::Cpu => Some("limited by the CPU"),
+        Limit::Qemu if progress.by_xl => Some("limited by xl"),
         Limit::Qemu => Some("limited by QEMU"),
         Limit::Guest => Some("limited by the guest's writes"),
         Limit::Hold => Some("held until the rest fits the goal"),

@@ -28,7 +28,7 @@ fn migration(one: &Running<'_>) -> Vec<Span<'static>> {
     let progress = one.progress;
     let streams = matches!(progress.phase, Phase::FirstPass | Phase::LaterPass);
     let rate = |bytes_per_s: f64| or_dash(streams.then(|| amount::rate(bytes_per_s)));
-    let limit = limit(progress.limit).filter(|_| streams);
+    let limit = limit(progress).filter(|_| streams);
     let mut limits: Vec<String> = limit
         .map(|text| text.strip_prefix("limited by ").unwrap_or(text).to_owned())
         .into_iter()

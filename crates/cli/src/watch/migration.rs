@@ -202,7 +202,7 @@ fn pressure(progress: &Progress) -> Vec<String> {
     if progress.share < 1.0 {
         parts.push(format!("throttled to {:.0} %", progress.share * 100.0));
     }
-    parts.extend(limit(progress.limit).map(str::to_owned));
+    parts.extend(limit(progress).map(str::to_owned));
     parts
 }
 
@@ -232,6 +232,7 @@ mod tests {
             disk_left_bytes: 0,
             time_left_s: Some(0.4),
             limit: Limit::Network,
+            by_xl: false,
             waits_for: None,
             notes: Vec::new(),
             outcome: None,
@@ -270,6 +271,14 @@ mod tests {
     fn the_operators_limit_is_not_blamed_on_the_network() {
         let bounded = Progress { limit: Limit::Bound, ..progress() };
         assert!(upper_line(&bounded).ends_with(" · limited by --limit"));
+    }
+
+    #[test]
+    fn a_domain_of_xen_waits_for_xl() {
+        for (by_xl, expected) in [(false, " · limited by QEMU"), (true, " · limited by xl")] {
+            let waiting = Progress { limit: Limit::Qemu, by_xl, ..progress() };
+            assert!(upper_line(&waiting).ends_with(expected), "{}", upper_line(&waiting));
+        }
     }
 
     #[test]

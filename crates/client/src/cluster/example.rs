@@ -30,6 +30,7 @@ pub fn moving(vm: &str) -> Progress {
         disk_left_bytes: 0,
         time_left_s: Some(5.5),
         limit: Limit::Network,
+        by_xl: false,
         waits_for: None,
         notes: Vec::new(),
         outcome: None,

@@ -76,7 +76,7 @@ fn card(one: &Running<'_>, gate: &Gate) -> Markup {
                     format!("about {}", amount::seconds(time))
                 })))
                 (fact("Left", streams.then(|| amount::size(progress.left_bytes))))
-                (fact("Limited by", limit(progress.limit).filter(|_| streams).map(|text| {
+                (fact("Limited by", limit(progress).filter(|_| streams).map(|text| {
                     text.strip_prefix("limited by ").unwrap_or(text).to_owned()
                 })))
                 @if progress.disk_left_bytes > 0 {
