@@ -214,6 +214,19 @@ mod tests {
     }
 
     #[test]
+    fn an_arriving_vm_of_the_first_release_has_no_sender() {
+        let json = r#"{"name":"web1","status":"arriving","migration":"0a0b0c0d","ram_bytes":1,
+            "used_bytes":1,"needed_bytes":1,"vcpus":1,"want":{}}"#;
+        let mut vm: Counted = serde_json::from_str(json).unwrap();
+        assert!(vm.arrives_from.is_none() && vm.is_arriving());
+        assert!(!serde_json::to_string(&vm).unwrap().contains("arrives_from"));
+        vm.status = VmStatus::Dead;
+        assert!(!vm.is_arriving());
+        vm.arrives_from = Some("host-a".to_owned());
+        assert!(vm.is_arriving(), "its QEMU has ended, and it has not");
+    }
+
+    #[test]
     fn a_refusal_of_the_first_release_is_final() {
         for (says, stopping) in [("", false), (r#","is_stopping":true"#, true)] {
             let json = format!(r#"{{"answer":"refused","reason":"no"{says}}}"#);

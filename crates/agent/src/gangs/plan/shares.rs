@@ -40,8 +40,7 @@ impl Planner<'_> {
         if self.request.options.sharing.share == Share::Off {
             return vec![None; chosen.len()];
         }
-        let leaving: Vec<(&str, &Counted)> =
-            chosen.iter().map(|one| (one.from.as_str(), &one.vm)).collect();
+        let leaving: Vec<_> = chosen.iter().map(Chosen::leaving).collect();
         let hosts: BTreeSet<String> = chosen.iter().flat_map(|one| self.mates(&one.to)).collect();
         let Known { contents, unknown } = self.contents(&leaving, &hosts, ALL_HINTS_MAX);
         unknown.into_iter().for_each(|note| self.note(note));

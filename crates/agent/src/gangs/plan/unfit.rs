@@ -58,7 +58,9 @@ impl Planner<'_> {
         Ok((there, unfit))
     }
 
-    /// The memory that a host has free for these VMs; none if the kernel there doesn't report it.
+    /// The memory that a host has free for these VMs, with that of their earlier arrivals: such a
+    /// VM may go elsewhere, but what is left of it there ends all the same. None if the kernel
+    /// there doesn't report it.
     pub(super) fn free_bytes(&self, host: &str, leaving: &Leaving<'_>) -> Option<u64> {
         let census = self.census(host).ok()?;
         let is_ending =
