@@ -63,7 +63,7 @@ impl Leading<'_> {
             if streaming.passes.seen().is_verified {
                 self.report_builder.note(
                     "the downtime includes xl's comparison of all pages (xl migrate --debug), \
-                     which it sends once more while the domain is suspended",
+                     for which they are sent once more while the domain is suspended",
                 );
             }
         }

@@ -21,7 +21,7 @@ pub(super) fn wait_destroyed(
     let until = Instant::now() + limit;
     while let Some(left) = xl.left_over(domain).map_err(End::failed)? {
         if Instant::now() >= until {
-            return is_in_the_way(&left, domain);
+            return refuse_unless_dying(&left, domain);
         }
         let Domain { id, name, .. } = &left;
         tracing::info!(id, name, "waiting until what an earlier migration has left is destroyed");
@@ -30,9 +30,9 @@ pub(super) fn wait_destroyed(
     Ok(())
 }
 
-/// One that is being destroyed has no name any more, or will have none before the copy needs it.
-/// Whether there is memory without its own is found by xl.
-fn is_in_the_way(left: &Domain, domain: &MovingDomain) -> Result<(), End> {
+/// Xen may keep one that is being destroyed for as long as another domain has its pages. Its name
+/// is free, and xl finds out whether there is memory without its own.
+fn refuse_unless_dying(left: &Domain, domain: &MovingDomain) -> Result<(), End> {
     let Domain { id, name, state } = left;
     if *state == DomainState::Dying {
         tracing::warn!(id, name, "an earlier copy of the domain has not been destroyed in time");
@@ -99,7 +99,6 @@ mod tests {
     fn a_copy_that_stays_is_the_reason_of_a_refusal() {
         let Err(End::Failed(why)) = wait(&[COPY], Duration::ZERO).0 else { panic!() };
         assert!(why.contains("domain 7 of the name web1--incoming"), "{why}");
-        // Xen may keep it for as long as another domain has its pages.
         wait(&[DYING], Duration::ZERO).0.unwrap();
     }
 
