@@ -151,6 +151,29 @@ pub(crate) fn areas(pid: u32) -> io::Result<Vec<Area>> {
     Ok(String::from_utf8_lossy(&maps).lines().filter_map(Area::parse).collect())
 }
 
+/// The file behind all of these addresses of a process, which has mapped it as shared memory, and
+/// where they start in it. None if there is no such file, or it can't be opened.
+pub(crate) fn shared_file(pid: u32, addresses: &Range<u64>) -> Option<(File, u64)> {
+    let areas = areas(pid).ok()?;
+    let mut reached = addresses.start;
+    let mut found: Option<((FileId, u64), &str)> = None;
+    for area in &areas {
+        if reached >= addresses.end || !area.addresses.contains(&reached) {
+            continue;
+        }
+        let id = area.file.filter(|_| area.shared && area.writable)?;
+        let start = area.offset.checked_add(addresses.start)?.checked_sub(area.addresses.start)?;
+        // A policy for a part of it, such as NUMA's, makes more than one area of it.
+        match found {
+            Some((before, _)) if before != (id, start) => return None,
+            _ => found = Some(((id, start), area.path.as_str())),
+        }
+        reached = area.addresses.end;
+    }
+    let ((id, start), path) = found.filter(|_| reached >= addresses.end)?;
+    open(pid, path, id).map(|file| (file, start))
+}
+
 /// Opens a file that a process has open; QEMU keeps those of its RAM open. It gets
 /// its own file description, so that the process's file position does not move.
 fn open(pid: u32, path: &str, id: FileId) -> Option<File> {

@@ -25,6 +25,7 @@
 
 mod backing;
 mod error;
+mod file;
 mod holes;
 mod mapping;
 mod numbered;
@@ -32,6 +33,7 @@ mod pagemap;
 mod pieces;
 
 pub use error::RamError;
+pub use file::RamFile;
 pub use mapping::Mapping;
 pub use numbered::Numbered;
 pub use pagemap::DataRanges;
