@@ -17,6 +17,7 @@ use qemu::disks::{GoesOn, PreparedImage};
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use qemu::programs::Programs;
+use qemu::ram_blocks::RamBlocks;
 use switchover::MigrationId;
 use switchover::destination::Driver;
 use switchover::journal::JournalDir;
@@ -137,11 +138,12 @@ pub struct SourceVm {
 
 /// What a migration within one host needs of it if the VM's RAM is handed over.
 pub trait HandOver: Send + Sync {
-    /// Keeps what the next QEMU's load may write over, also for an agent that restarts.
+    /// Keeps what of this RAM the next QEMU's load may write over, also for an agent that restarts.
+    /// The VM stands still meanwhile.
     ///
     /// # Errors
     /// If it can't be kept: then nothing may be loaded.
-    fn keep(&self) -> Result<(), String>;
+    fn keep(&self, ram: &RamBlocks) -> Result<(), String>;
 
     /// Ends the next QEMU, and puts back what was kept. Only then the former one may go on. May be
     /// called again.

@@ -34,19 +34,19 @@ struct Block {
     bytes: usize,
 }
 
-/// Keeps that of a VM that is stopped in this QEMU.
-pub(crate) fn keep(dir: &Path, machine: &Machine) -> Result<(), String> {
+/// Keeps that of a VM with this RAM, which is stopped.
+pub(crate) fn keep(dir: &Path, ram: &RamBlocks) -> Result<(), String> {
     let (mut kept, mut content) = (Kept { blocks: Vec::new() }, Vec::new());
-    let RamBlocks { reached, notes } = RamBlocks::of(machine);
+    let RamBlocks { reached, notes } = ram;
     if let Some(why) = notes.first().filter(|_| reached.is_empty()) {
         return Err(format!("its RAM can't be reached: {why}"));
     }
-    for block in reached.into_iter().take(BLOCKS_MAX) {
+    for block in reached.iter().take(BLOCKS_MAX) {
         let bytes = usize::try_from(block.bytes.min(BYTES)).map_err(|error| error.to_string())?;
         let at = content.len();
         content.resize(at + bytes, 0);
         block.mapping.read(0, &mut content[at..]).map_err(|error| error.to_string())?;
-        kept.blocks.push(Block { name: block.name, bytes });
+        kept.blocks.push(Block { name: block.name.clone(), bytes });
     }
     let mut text = serde_json::to_vec(&kept).map_err(|error| error.to_string())?;
     text.push(b'\n');

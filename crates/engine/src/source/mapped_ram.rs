@@ -3,30 +3,40 @@
 //! Its pages are compared from when the VM is stopped here until its next QEMU has loaded it. A
 //! load that fails may have written to it: what it may write to is put back before the VM goes on
 //! here.
+//!
+//! The VM stands still while pages are read, twice. So by default as many are read as there is time
+//! for, spread over all of RAM.
 
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ::audit::{Fingerprint, Hash};
 use api::{Audit, Audited};
 use page::{Buffer, PAGE_BYTES};
 use qemu::ram_blocks::RamBlocks;
-use ram::{DataRanges, RamError};
+use ram::{DataRanges, RamError, RamFile};
 
 use super::context::local;
 use crate::error::MigrationError;
 use crate::host::{HandOver, SourceVm};
 
-/// What is compared by default: the VM stands still while that is read, twice.
-const BYTES_MAX: u64 = 64 << 20;
+/// How long the first reading may take. The second one reads the same, so both take a fifth of the
+/// 50 ms for which a VM may stand still.
+const READING_MAX: Duration = Duration::from_millis(5);
 /// What is read at a time.
 const PIECE_BYTES: usize = 16 * PAGE_BYTES;
+/// The pieces that are read however long that takes: 1 MiB.
+const PIECES_MIN: usize = 16;
 
 /// A VM's RAM that its next QEMU has mapped.
 pub(crate) struct MappedRam {
     ram: RamBlocks,
+    /// The file of each block. None: it can't be opened, and its memory is read.
+    files: Vec<Option<RamFile>>,
     hand_over: Arc<dyn HandOver>,
     audit: Audit,
+    reading_max: Duration,
     /// None before the VM is stopped, and without an audit.
     before: Option<Vec<Piece>>,
 }
@@ -40,19 +50,23 @@ struct Piece {
 }
 
 impl MappedRam {
-    /// That of a VM whose RAM is handed over.
+    /// That of a VM whose RAM is handed over. To be called while it runs.
     pub(crate) fn of(vm: &SourceVm, ram: &RamBlocks, audit: Audit) -> Option<Self> {
         let hand_over = Arc::clone(vm.hand_over.as_ref()?);
-        Some(Self { ram: ram.clone(), hand_over, audit, before: None })
+        let files = ram.reached.iter().map(|block| block.mapping.file()).collect();
+        let (ram, reading_max) = (ram.clone(), READING_MAX);
+        Some(Self { ram, files, hand_over, audit, reading_max, before: None })
     }
 
     /// Notes what it holds, before the next QEMU loads anything; the VM is stopped.
     pub(crate) fn keep(&mut self) -> Result<(), MigrationError> {
-        let kept = self.hand_over.keep().map_err(io::Error::other);
+        let kept = self.hand_over.keep(&self.ram).map_err(io::Error::other);
         kept.map_err(|error| local("keeping RAM that a load may change", error))?;
-        if self.audit != Audit::Off {
-            self.before = Some(self.fingerprints().map_err(unread)?);
-        }
+        self.before = match self.audit {
+            Audit::Off => None,
+            Audit::On => Some(self.sample().map_err(unread)?),
+            Audit::Deep => Some(self.all().map_err(unread)?),
+        };
         Ok(())
     }
 
@@ -72,11 +86,8 @@ impl MappedRam {
 
     /// Whether only a part of it is compared.
     pub(crate) fn is_sampled(&self) -> bool {
-        self.audit == Audit::On && self.bytes() > BYTES_MAX
-    }
-
-    fn bytes(&self) -> u64 {
-        self.ram.reached.iter().map(|block| block.bytes).sum()
+        let read = self.before.as_ref().map(|before| before.len() as u64);
+        self.audit == Audit::On && read.is_some_and(|read| read < self.pieces())
     }
 
     /// Ends the next QEMU, and puts back what its load may have written: the VM may go on here.
@@ -110,12 +121,23 @@ impl MappedRam {
         Ok(differing)
     }
 
-    fn fingerprints(&self) -> Result<Vec<Piece>, RamError> {
-        let mut pieces = match self.audit {
-            Audit::Deep => self.all_pieces()?,
-            Audit::On | Audit::Off => self.some_pieces(),
-        };
-        let mut bytes = Buffer::new(PIECE_BYTES);
+    /// As many pieces as can be read in time.
+    fn sample(&self) -> Result<Vec<Piece>, RamError> {
+        let until = Instant::now().checked_add(self.reading_max);
+        let (mut sample, mut bytes) = (Vec::new(), Buffer::new(PIECE_BYTES));
+        for mut piece in self.spread() {
+            let is_late = until.is_some_and(|until| Instant::now() >= until);
+            if is_late && sample.len() >= PIECES_MIN {
+                break;
+            }
+            piece.fingerprints = self.read(piece.block, piece.offset, &mut bytes[..piece.bytes])?;
+            sample.push(piece);
+        }
+        Ok(sample)
+    }
+
+    fn all(&self) -> Result<Vec<Piece>, RamError> {
+        let (mut pieces, mut bytes) = (self.all_pieces()?, Buffer::new(PIECE_BYTES));
         for piece in &mut pieces {
             piece.fingerprints = self.read(piece.block, piece.offset, &mut bytes[..piece.bytes])?;
         }
@@ -137,12 +159,33 @@ impl MappedRam {
         Ok(pieces)
     }
 
-    /// All pieces of RAM that is small, else some of them, evenly spread.
-    fn some_pieces(&self) -> Vec<Piece> {
-        let stride = self.bytes().div_ceil(BYTES_MAX).max(1);
-        let stride = usize::try_from(stride).unwrap_or(usize::MAX);
-        let blocks = self.ram.reached.iter().enumerate();
-        blocks.flat_map(|(nth, block)| pieces_of(nth, 0, block.bytes).step_by(stride)).collect()
+    /// All pieces, each once. However many are taken, they are spread evenly.
+    fn spread(&self) -> impl Iterator<Item = Piece> {
+        let all = self.pieces();
+        let step = step(all);
+        let turns = (0..all).scan(0, move |next, _| {
+            let now = *next;
+            *next = (now + step) % all;
+            Some(now)
+        });
+        turns.filter_map(|nth| self.piece(nth))
+    }
+
+    /// How many pieces it has.
+    fn pieces(&self) -> u64 {
+        self.ram.reached.iter().map(|block| pieces_in(block.bytes)).sum()
+    }
+
+    fn piece(&self, mut nth: u64) -> Option<Piece> {
+        for (block, its) in self.ram.reached.iter().enumerate() {
+            let pieces = pieces_in(its.bytes);
+            if nth < pieces {
+                let start = nth * PIECE_BYTES as u64;
+                return pieces_of(block, start, its.bytes).next();
+            }
+            nth -= pieces;
+        }
+        None
     }
 
     fn read(
@@ -152,7 +195,10 @@ impl MappedRam {
         into: &mut [u8],
     ) -> Result<Vec<Fingerprint>, RamError> {
         let hash = Hash::fastest();
-        self.ram.reached[block].mapping.read(offset, into)?;
+        match &self.files[block] {
+            Some(file) => file.read(offset, into)?,
+            None => self.ram.reached[block].mapping.read(offset, into)?,
+        }
         Ok(into.chunks(PAGE_BYTES).map(|page| hash.of(page)).collect())
     }
 }
@@ -165,6 +211,23 @@ fn pieces_of(block: usize, start: u64, end: u64) -> impl Iterator<Item = Piece> 
         let left = usize::try_from(end - offset).unwrap_or(usize::MAX);
         Piece { block, offset, bytes: left.min(PIECE_BYTES), fingerprints: Vec::new() }
     })
+}
+
+/// How many pieces a block of this size has.
+fn pieces_in(bytes: u64) -> u64 {
+    (bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64).div_ceil(PIECE_BYTES as u64)
+}
+
+/// The step from one piece to the next of so many, in turns that pass each once: by the golden
+/// section, with which the first ones are spread as evenly as all.
+fn step(pieces: u64) -> u64 {
+    let golden = pieces / 1000 * 618 + pieces % 1000 * 618 / 1000;
+    (golden.max(1)..pieces).find(|step| divisor(*step, pieces) == 1).unwrap_or(1)
+}
+
+/// The greatest common divisor.
+fn divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { divisor(b, a % b) }
 }
 
 fn unread(error: RamError) -> MigrationError {
@@ -191,7 +254,7 @@ mod tests {
     }
 
     impl HandOver for Counted {
-        fn keep(&self) -> Result<(), String> {
+        fn keep(&self, _: &RamBlocks) -> Result<(), String> {
             self.kept.fetch_add(1, Relaxed);
             Ok(())
         }
@@ -206,7 +269,12 @@ mod tests {
         }
     }
 
-    fn mapped(mib: u64, audit: Audit) -> (MappedRam, Arc<Mapping>, Arc<Counted>) {
+    /// RAM of which as much is compared by default as can be read in this time.
+    fn mapped(
+        mib: u64,
+        audit: Audit,
+        reading_max: Duration,
+    ) -> (MappedRam, Arc<Mapping>, Arc<Counted>) {
         let mapping = Arc::new(Mapping::own(mib * MIB));
         let reached = Reached {
             name: "r".to_owned(),
@@ -217,7 +285,8 @@ mod tests {
         let ram = RamBlocks { reached: vec![reached], notes: Vec::new() };
         let counted = Arc::<Counted>::default();
         let hand_over = Arc::clone(&counted) as Arc<dyn HandOver>;
-        (MappedRam { ram, hand_over, audit, before: None }, mapping, counted)
+        let ram = MappedRam { ram, files: vec![None], hand_over, audit, reading_max, before: None };
+        (ram, mapping, counted)
     }
 
     #[test]
@@ -240,17 +309,50 @@ mod tests {
     }
 
     #[test]
-    fn of_large_ram_a_part_is_compared_and_without_an_audit_nothing() {
-        let (mut ram, _, _) = mapped(256, Audit::On);
+    fn as_much_is_compared_as_can_be_read_in_time_and_without_an_audit_nothing() {
+        let all = 256 * MIB / PAGE_BYTES as u64;
+        let least = (PIECES_MIN * PIECE_BYTES / PAGE_BYTES) as u64;
+        for (reading_max, expected) in [(Duration::ZERO, least), (Duration::MAX, all)] {
+            let (mut ram, _, _) = mapped(256, Audit::On, reading_max);
+            ram.keep().unwrap();
+            let Some(Audited::Same { pages, .. }) = ram.compare().unwrap() else { panic!() };
+            assert_eq!(pages, expected);
+            assert_eq!(ram.is_sampled(), pages < all);
+        }
+        let (mut ram, mapping, counted) = mapped(32, Audit::Off, Duration::MAX);
         ram.keep().unwrap();
-        let Some(Audited::Same { pages, .. }) = ram.compare().unwrap() else { panic!("no audit") };
-        assert_eq!(pages, BYTES_MAX / PAGE_BYTES as u64);
-        assert!(ram.is_sampled() && !mapped(256, Audit::Deep).0.is_sampled());
-        let (mut ram, mapping, counted) = mapped(32, Audit::Off);
-        ram.keep().unwrap();
+        assert!(!ram.is_sampled());
         mapping.write(0, &[8]).unwrap();
         assert_eq!(ram.compare().unwrap(), None);
         ram.take_back().unwrap();
         assert_eq!((counted.kept.load(Relaxed), counted.changed.load(Relaxed)), (1, 0));
+    }
+
+    #[test]
+    fn pieces_are_each_read_once_and_the_first_ones_are_spread_evenly() {
+        for pieces in [0, 1, 2, 999, 1000, 1618, 4096, 131_072, 1_000_003] {
+            let step = step(pieces);
+            let turns = (0..pieces).map(|nth| nth * step % pieces);
+            let mut seen: Vec<u64> = turns.clone().collect();
+            seen.sort_unstable();
+            assert!(seen.into_iter().eq(0..pieces), "{pieces}");
+            if pieces < 4096 {
+                continue;
+            }
+            let mut first: Vec<u64> = turns.take(128).collect();
+            first.sort_unstable();
+            let widest = first.windows(2).map(|pair| pair[1] - pair[0]).max();
+            assert!(widest < Some(pieces / 128 * 3), "{pieces}: {widest:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_piece_of_a_block_ends_with_it() {
+        let (mut ram, _, _) = mapped(32, Audit::On, Duration::MAX);
+        ram.ram.reached[0].bytes = 3 * PIECE_BYTES as u64 + 2 * PAGE_BYTES as u64 + 9;
+        let pieces: Vec<_> = (0..5).map(|nth| ram.piece(nth)).collect();
+        let ends = pieces.iter().flatten().map(|piece| piece.offset + piece.bytes as u64);
+        assert_eq!(ends.max(), Some(3 * PIECE_BYTES as u64 + 2 * PAGE_BYTES as u64));
+        assert_eq!((ram.pieces(), pieces.iter().flatten().count()), (4, 4));
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use engine::HandOver;
 use qemu::machine::{self, Machine};
+use qemu::ram_blocks::RamBlocks;
 
 use super::{Registry, Seat};
 use crate::vms::ram_before;
@@ -67,8 +68,8 @@ impl HandedOver {
 }
 
 impl HandOver for HandedOver {
-    fn keep(&self) -> Result<(), String> {
-        ram_before::keep(&self.registry.state().vm(&self.name), &self.former)
+    fn keep(&self, ram: &RamBlocks) -> Result<(), String> {
+        ram_before::keep(&self.registry.state().vm(&self.name), ram)
     }
 
     fn take_back(&self) -> Result<(), String> {

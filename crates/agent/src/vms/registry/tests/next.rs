@@ -201,9 +201,10 @@ fn ram_is_put_back_once_and_when_the_next_one_has_ended() {
     let left = Left::new(Standing::Arriving, true);
     let registry = with_journal(&left);
     let former = registry.vm("web1").unwrap().machine().unwrap();
-    let ram = RamBlocks::of(&former).reached.remove(0).mapping;
+    let blocks = RamBlocks::of(&former);
+    let ram = Arc::clone(&blocks.reached[0].mapping);
     ram.write(KEPT_AT, &[1]).unwrap();
-    ram_before::keep(&left.vm, &former).unwrap();
+    ram_before::keep(&left.vm, &blocks).unwrap();
     for expected in [1, 2] {
         ram.write(KEPT_AT, &[2]).unwrap();
         registry.take_ram_back("web1", &former).unwrap();
@@ -218,7 +219,7 @@ fn ram_is_put_back_once_and_when_the_next_one_has_ended() {
     registry.take_ram_back("web1", &former).unwrap();
     // What could not be written in full is not put back.
     fs::create_dir(left.vm.join("ram-before.new")).unwrap();
-    ram_before::keep(&left.vm, &former).unwrap_err();
+    ram_before::keep(&left.vm, &blocks).unwrap_err();
     registry.take_ram_back("web1", &former).unwrap();
     former.quit().unwrap();
 }

@@ -138,7 +138,7 @@ fn before_the_commit_the_former_qemu_keeps_ram_that_both_have() {
         let former = left.registry.vm("web1").unwrap().machine().unwrap();
         let ram = RamBlocks::of(&former).reached.remove(0).mapping;
         ram.write(AT, &[1]).unwrap();
-        ram_before::keep(&left.vm, &former).unwrap();
+        ram_before::keep(&left.vm, &RamBlocks::of(&former)).unwrap();
         ram.write(AT, &[2]).unwrap();
         left.note(&[source::Record::Stopped { run: false }], &[destination::Record::Loaded]);
         assert!(left.settle(None));
