@@ -6,6 +6,9 @@
 //! needs no new block, no change of the file's length, and no wait for the file system's own
 //! journal, which can take long on a host that moves disks: these flushes are part of the downtime.
 //!
+//! Records of a migration within one host are not flushed. They have to outlive the agent, not the
+//! host: one that crashes has neither QEMU any more, whatever its journals say.
+//!
 //! A record at the end of a file that was cut short by a crash was never acted upon, so it is
 //! dropped. Damage anywhere else is an error for a human.
 
@@ -228,14 +231,17 @@ impl<R: Keeps> Journal<R> {
         &self.opened
     }
 
-    /// Adds a record. It is on disk when this returns.
+    /// Adds a record. It is on disk when this returns; of a migration within one host, it is in the
+    /// file, for the agent's next run.
     ///
     /// # Errors
     /// If it can't be written or flushed. Then it may be on disk or not, and the next record
     /// replaces it.
     pub fn append(&mut self, record: &R) -> Result<(), JournalError> {
         let end = self.write(record)?;
-        self.file.sync_data().map_err(|source| failed(&self.path, "flushing it", source))?;
+        if !self.opened.is_within_host() {
+            self.file.sync_data().map_err(|source| failed(&self.path, "flushing it", source))?;
+        }
         self.advance(end);
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! Both sides of a switchover are state machines without I/O: [`source::Machine`] and
 //! [`destination::Machine`] take an `Event` and return `Action`s in order. A [`journal::Journal`]
-//! keeps each side's decisions, on disk before anything acts on them, so that a restarted agent
+//! keeps each side's decisions, written before anything acts on them, so that a restarted agent
 //! continues where it was. A [`Driver`] joins the two for a blocking thread: it performs the
 //! actions in order, and if a record can't be written, the actions after it are not done.
 //!

@@ -257,7 +257,7 @@ fn cancelled() {
         let (world, program) = world(Link::unshaped());
         let guest = world.boot_by(&bare(ODD, RATE), &program.path, options);
         let pid = world.vm(Side::A, "web1").unwrap().pid;
-        let slow = Traced::slow(world.agent(Side::A).pid(), STEP);
+        let slow = Traced::slow_within(world.agent(Side::A).pid(), STEP);
         let moving = world.begin_upgrade(&[&guest], Side::A, &["web1"]);
         let mut next = None;
         until("the next QEMU starts", || {

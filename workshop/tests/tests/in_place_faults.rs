@@ -54,7 +54,7 @@ impl Halfway {
     fn new(options: &[&str], phase: &str) -> Self {
         let (world, _, guest) = by_script(options);
         let former = world.vm(Side::A, "web1").unwrap().pid;
-        let slow = Traced::slow(world.agent(Side::A).pid(), STEP);
+        let slow = Traced::slow_within(world.agent(Side::A).pid(), STEP);
         let moving = world.begin_upgrade(&[&guest], Side::A, &["web1"]);
         let nth = |phase: &str| PHASES.iter().position(|one| *one == phase);
         let mut next = None;
@@ -282,7 +282,7 @@ fn a_next_qemu_that_refuses_the_device_state() {
     );
 }
 
-/// The journals of both sides can't be written any more: they are on one disk.
+/// The journals of both sides can't be made any more: they are on one disk.
 #[test]
 fn the_disk_with_the_journals_is_full() {
     for options in RAMS {

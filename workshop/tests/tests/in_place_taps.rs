@@ -298,7 +298,7 @@ fn one_that_would_not_stay_as_it_is_is_refused() {
 fn the_next_qemu_dies_before_it_has_the_vm() {
     let made = Made::new(RAMS[0]);
     let former = made.pid();
-    let slow = Traced::slow(made.world.agent(Side::A).pid(), STEP * 3);
+    let slow = Traced::slow_within(made.world.agent(Side::A).pid(), STEP * 3);
     let moving = made.world.begin_upgrade(&[&made.guest], Side::A, &["web1"]);
     let mut next = None;
     until("the journals are open", || {
@@ -316,7 +316,7 @@ fn the_next_qemu_dies_before_it_has_the_vm() {
 fn the_former_qemu_dies_after_the_commit() {
     let made = Made::new(RAMS[0]);
     let former = made.pid();
-    let slow = Traced::slow(made.world.agent(Side::A).pid(), STEP * 3);
+    let slow = Traced::slow_within(made.world.agent(Side::A).pid(), STEP * 3);
     let moving = made.world.begin_upgrade(&[&made.guest], Side::A, &["web1"]);
     let mut next = None;
     until("it is committed", || {

@@ -76,6 +76,21 @@ fn a_journal_is_read_again_and_continued() {
     assert_eq!(only_source(&journals(dir.path(), "boot-1")).records.len(), 4);
 }
 
+/// Its agent may be killed at any time, as those of two hosts.
+#[test]
+fn a_journal_within_one_host_is_read_again_and_continued() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = Opened { peer_address: Opened::SAME_HOST.to_owned(), ..opened("m1") };
+    assert!(here.is_within_host() && !opened("m1").is_within_host());
+    let mut journal = journals(dir.path(), "boot-1").create::<Record>(here.clone()).unwrap();
+    for (nth, record) in records().iter().enumerate() {
+        journal.append(record).unwrap();
+        let kept = only_source(&journals(dir.path(), "boot-1"));
+        assert_eq!(kept.records, records()[..=nth]);
+        assert_eq!(kept.journal.opened(), &here);
+    }
+}
+
 #[test]
 fn another_boot_is_recognized() {
     let dir = tempfile::tempdir().unwrap();

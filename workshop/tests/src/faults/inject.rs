@@ -19,10 +19,17 @@ use crate::world::{Side, World};
 pub struct Traced(Child);
 
 impl Traced {
-    /// Delays each note that the process writes to disk.
+    /// Delays each note that the process writes to disk. It waits for none of a migration within
+    /// one host: see [`Traced::slow_within`].
     #[must_use]
     pub fn slow(pid: u32, by: Duration) -> Self {
         Self::attach(pid, "fdatasync", &format!("delay_exit={}", by.as_micros()))
+    }
+
+    /// Delays each note in a journal, also of a migration within one host.
+    #[must_use]
+    pub fn slow_within(pid: u32, by: Duration) -> Self {
+        Self::attach(pid, "pwrite64", &format!("delay_exit={}", by.as_micros()))
     }
 
     /// Delays each command that the process gives a device.

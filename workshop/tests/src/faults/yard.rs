@@ -214,7 +214,11 @@ impl Yard {
         let slow = [from, from.other()].map(|side| {
             let pid = world.agent(side).pid();
             let held_up = !full && !plan.slow_notes.is_zero();
-            held_up.then(|| Traced::slow(pid, plan.slow_notes))
+            let by = plan.slow_notes;
+            held_up.then(|| match plan.way {
+                Way::Move => Traced::slow(pid, by),
+                Way::Upgrade { .. } => Traced::slow_within(pid, by),
+            })
         });
         let arguments = plan.arguments(self.system);
         let faulty = [&arguments[..], &["--blackout-max", BLACKOUT_MAX_S]].concat();
