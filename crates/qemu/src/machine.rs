@@ -122,13 +122,26 @@ impl Record {
     /// # Errors
     /// If it may live.
     pub fn end(&self) -> Result<(), ProcessError> {
-        let process = match Process::find(&self.process) {
-            Ok(process) => process,
-            Err(ProcessError::Exited { .. }) => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        let Some(process) = self.living()? else { return Ok(()) };
         process.kill()?;
         process.wait_exited(QUIT_WAIT)
+    }
+
+    /// As [`Record::end`], but waits only until its program does nothing any more: see
+    /// [`Process::halt`].
+    ///
+    /// # Errors
+    /// If it may run.
+    pub fn halt(&self) -> Result<(), ProcessError> {
+        self.living()?.map_or(Ok(()), |process| process.halt(QUIT_WAIT))
+    }
+
+    /// That process; none if it has exited.
+    fn living(&self) -> Result<Option<Process>, ProcessError> {
+        match Process::find(&self.process) {
+            Err(ProcessError::Exited { .. }) => Ok(None),
+            found => found.map(Some),
+        }
     }
 
     /// QEMU's command line, as its owner typed it.

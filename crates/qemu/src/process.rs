@@ -4,10 +4,12 @@
 //! QEMU again, which is not its child then. A pidfd serves both, and the
 //! start time shows whether a recorded id still belongs to the same process.
 
+mod ending;
+
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use host::rights::User;
@@ -33,6 +35,9 @@ pub struct Process {
     id: ProcessId,
     pidfd: OwnedFd,
 }
+
+/// Interval of checks whether a process that was killed may still run: nothing reports that.
+const HALT_ASK: Duration = Duration::from_millis(1);
 
 /// What an agent needs that may not inspect a process.
 pub(crate) const SEEING_TAKES: &str =
@@ -132,6 +137,24 @@ impl Process {
     /// If that is not permitted.
     pub fn kill(&self) -> Result<(), ProcessError> {
         self.signal(Signal::KILL)
+    }
+
+    /// Kills it, and blocks until its program does nothing any more: each of its threads has begun
+    /// to end. Until it has ended, its files are open, and the kernel frees its memory, which takes
+    /// longer the more it has.
+    ///
+    /// # Errors
+    /// If that is not permitted; [`ProcessError::Stays`] after `timeout`.
+    pub fn halt(&self, timeout: Duration) -> Result<(), ProcessError> {
+        self.kill()?;
+        let deadline = Instant::now() + timeout;
+        // Its number is its own until it has ended.
+        while !ending::all_threads_end(self.id.pid) && !self.ended_within(HALT_ASK) {
+            if Instant::now() >= deadline {
+                return Err(ProcessError::Stays { pid: self.id.pid, waited: timeout });
+            }
+        }
+        Ok(())
     }
 
     fn signal(&self, signal: Signal) -> Result<(), ProcessError> {
@@ -285,13 +308,18 @@ fn start_time(pid: u32) -> Result<u64, ProcessError> {
     field.ok_or_else(|| not_seen(pid, io::ErrorKind::InvalidData.into()))
 }
 
-/// The fields of `/proc/PID/stat` from the third on. The name before them may hold spaces and
-/// brackets and be no UTF-8, so fields are counted after the last bracket.
+/// The fields of `/proc/PID/stat` from the third on.
 fn stat(pid: u32) -> Result<String, ProcessError> {
-    let stat = fs::read(proc_path(pid, "stat")).map_err(|source| not_seen(pid, source))?;
+    stat_at(&proc_path(pid, "stat")).map_err(|source| not_seen(pid, source))
+}
+
+/// The fields of a process's or a thread's `stat` from the third on. The name before them may hold
+/// spaces and brackets and be no UTF-8, so fields are counted after the last bracket.
+fn stat_at(path: &Path) -> io::Result<String> {
+    let stat = fs::read(path)?;
     let stat = String::from_utf8_lossy(&stat);
     let rest = stat.rsplit_once(')').map(|(_, rest)| rest.to_owned());
-    rest.ok_or_else(|| not_seen(pid, io::ErrorKind::InvalidData.into()))
+    rest.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// The id of the host's current boot.
@@ -318,6 +346,16 @@ mod tests {
         assert!(!process.is_alive());
         assert!(!proc_path(process.pid(), "stat").exists(), "reaped");
         process.kill().unwrap();
+    }
+
+    #[test]
+    #[expect(clippy::zombie_processes, reason = "Process reaps it")]
+    fn one_that_is_halted_ends_by_itself() {
+        let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = Process::now(child.id()).unwrap();
+        process.halt(Duration::from_secs(10)).unwrap();
+        process.wait_exited(Duration::from_secs(10)).unwrap();
+        process.halt(Duration::ZERO).unwrap();
     }
 
     #[test]

@@ -1,37 +1,92 @@
 //! One QEMU of a VM by itself, where two have mapped the same RAM, or are to have the same taps.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use engine::HandOver;
-use qemu::machine::{self, Machine};
+use qemu::machine::{self, Machine, StartError};
+use qemu::process::ProcessError;
 use qemu::ram_blocks::RamBlocks;
 
 use super::{Registry, Seat};
 use crate::vms::ram_before;
-use crate::vms::record::Record;
+use crate::vms::record::{Record, RecordError};
+use crate::vms::vm::Vm;
+
+/// When another QEMU of a VM is out of the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// It does nothing any more, and so writes to no RAM. Its process may still be ending, which
+    /// takes longer the more memory it has.
+    Halted,
+    /// Its process has exited, and has nothing open.
+    Exited,
+}
 
 impl Registry {
     /// Ends every other QEMU of a VM than this one.
-    pub(crate) fn end_besides(&self, name: &str, one: &machine::Record) -> Result<(), String> {
+    pub(super) fn end_besides(
+        &self,
+        name: &str,
+        one: &machine::Record,
+        until: Until,
+    ) -> Result<(), String> {
         let here = [self.vm(name), self.next(name)].into_iter().flatten();
         let here = here.filter_map(|vm| Some(vm.machine()?.record()));
         // One that this run of the agent has not reached yet is on disk.
         let dir = self.state().vm(name);
         let noted = [Record::read(&dir), Record::read_next(&dir)].into_iter().flatten();
         let all = here.chain(noted.filter_map(|record| record.machine));
-        for other in all.filter(|other| !other.is_of(one)) {
-            other.end().map_err(|error| error.to_string())?;
+        let mut those = vec![one.clone()];
+        for other in all {
+            if those.iter().any(|one| other.is_of(one)) {
+                continue;
+            }
+            let ended = match until {
+                Until::Halted => other.halt(),
+                Until::Exited => other.end(),
+            };
+            ended.map_err(|error| error.to_string())?;
+            those.push(other);
         }
-        if self.may_live_besides(name, one) {
+        if self.may_live_besides_those(name, &those) {
             return Err("another QEMU of the VM may live, and has its RAM or its taps".to_owned());
         }
         Ok(())
     }
 
+    /// Whether another QEMU of the VM than this one may live.
+    pub(crate) fn may_live_besides(&self, name: &str, one: &machine::Record) -> bool {
+        self.may_live_besides_those(name, std::slice::from_ref(one))
+    }
+
+    fn may_live_besides_those(&self, name: &str, those: &[machine::Record]) -> bool {
+        let is_one = |its: &machine::Record| those.iter().any(|one| its.is_of(one));
+        let lives = |vm: Arc<Vm>| {
+            let machine = vm.machine().filter(|machine| !is_one(&machine.record()));
+            machine.is_some_and(|machine| machine.process.is_alive())
+        };
+        if [self.vm(name), self.next(name)].into_iter().flatten().any(lives) {
+            return true;
+        }
+        let dir = self.state.vm(name);
+        let may_live = |record: Result<Record, RecordError>| match record {
+            Ok(Record { machine: Some(its), .. }) => !is_one(&its) && !has_exited(&its, &dir),
+            // It was being started, or that can't be read. The VM's own record was lost if it is
+            // missing.
+            Ok(_) | Err(_) => true,
+        };
+        let may_next_live = match Record::read_next(&dir) {
+            Err(RecordError::Missing(_)) => false,
+            next => may_live(next),
+        };
+        may_next_live || may_live(Record::read(&dir))
+    }
+
     /// Ends the next QEMU of a VM, leaves the taps to the former one, and puts back what the load
     /// may have written to RAM.
     pub(crate) fn take_ram_back(&self, name: &str, former: &Machine) -> Result<(), String> {
-        self.end_besides(name, &former.record())?;
+        self.end_besides(name, &former.record(), Until::Exited)?;
         self.leave_taps(name, former);
         ram_before::put_back(&self.state().vm(name), former)
     }
@@ -79,4 +134,9 @@ impl HandOver for HandedOver {
     fn changed(&self, why: &str) {
         ram_before::changed(&self.registry.state().vm(&self.name), why);
     }
+}
+
+fn has_exited(recorded: &machine::Record, dir: &Path) -> bool {
+    let found = machine::reopen(recorded, dir);
+    matches!(found, Err(StartError::Process(ProcessError::Exited { .. })))
 }

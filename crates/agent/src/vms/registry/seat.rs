@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use host::quota;
 use parking_lot::Mutex;
-use qemu::machine::{self, FormerTaps, Machine, StartError};
+use qemu::machine::{self, FormerTaps, Machine};
 use qemu::outgoing::forget_settings;
-use qemu::process::{Process, ProcessError};
+use qemu::process::Process;
 use qemu::room::host_memory;
 use qemu::socket;
 
@@ -21,7 +21,7 @@ use super::slot::{Busy, Next, Slot};
 use super::{Registry, found, taps, unknown};
 use crate::denied::Denied;
 use crate::vms::ram_before;
-use crate::vms::record::{self, Record, RecordError, Standing};
+use crate::vms::record::{self, Record, Standing};
 use crate::vms::vm::Vm;
 
 /// How long to wait for the monitor of a QEMU that an earlier upgrade may have left.
@@ -307,29 +307,6 @@ impl Registry {
         joins.then(|| quota::memory_room(pid, host_memory().swap_free_bytes))?
     }
 
-    /// Whether another QEMU of the VM than this one may live.
-    pub(crate) fn may_live_besides(&self, name: &str, one: &machine::Record) -> bool {
-        let lives = |vm: Arc<Vm>| {
-            let machine = vm.machine().filter(|machine| !machine.record().is_of(one));
-            machine.is_some_and(|machine| machine.process.is_alive())
-        };
-        if [self.vm(name), self.next(name)].into_iter().flatten().any(lives) {
-            return true;
-        }
-        let dir = self.state.vm(name);
-        let may_live = |record: Result<Record, RecordError>| match record {
-            Ok(Record { machine: Some(its), .. }) => !its.is_of(one) && !has_exited(&its, &dir),
-            // It was being started, or that can't be read. The VM's own record was lost if it is
-            // missing.
-            Ok(_) | Err(_) => true,
-        };
-        let may_next_live = match Record::read_next(&dir) {
-            Err(RecordError::Missing(_)) => false,
-            next => may_live(next),
-        };
-        may_next_live || may_live(Record::read(&dir))
-    }
-
     /// Empties the seat of a VM's former QEMU, which has ended.
     pub(crate) fn empty_seat(&self, name: &str, former: &machine::Record) {
         let dir = self.state.vm(name);
@@ -382,9 +359,4 @@ impl Registry {
         }
         self.set_free(name);
     }
-}
-
-fn has_exited(recorded: &machine::Record, dir: &Path) -> bool {
-    let found = machine::reopen(recorded, dir);
-    matches!(found, Err(StartError::Process(ProcessError::Exited { .. })))
 }

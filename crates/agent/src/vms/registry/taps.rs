@@ -13,6 +13,7 @@ use qemu::machine::{FormerTaps, JoiningTaps, Machine};
 use qemu::qmp::RunState;
 
 use super::Registry;
+use super::alone::Until;
 use crate::vms::vm::Vm;
 
 /// Its name in the VM's directory.
@@ -23,18 +24,23 @@ const NEW: &str = "taps.new";
 impl Registry {
     /// Ends every other QEMU of a VM than this one, which then gets their taps. May be called
     /// again.
+    ///
+    /// The VM stands still meanwhile. So without taps, a QEMU that can't run any more is not waited
+    /// for until it has exited: it can write to no RAM, and has released the images of disks.
     pub(crate) fn be_alone(&self, name: &str, one: &Machine) -> Result<(), String> {
         let dir = self.state().vm(name);
         let taps = JoiningTaps::of(one).map_err(|error| error.to_string())?;
         let noted = if taps.is_empty() { None } else { read(&dir)? };
         if noted.is_none() && taps.have_joined().map_err(|error| error.to_string())? {
-            return self.end_besides(name, &one.record());
+            return self.end_besides(name, &one.record(), Until::Halted);
         }
         let former = self.taps_held(name).or_else(|| self.taps_left(name, one));
         let former = former.unwrap_or_default();
         let joining = noted.map_or_else(|| note(&dir, &taps, &former), Ok);
         let kept = joining.and_then(|joining| former.keep(&joining).map(|()| joining));
-        let alone = kept.and_then(|kept| self.end_besides(name, &one.record()).map(|()| kept));
+        // Only an open file that is closed leaves its queue to another one.
+        let end = || self.end_besides(name, &one.record(), Until::Exited);
+        let alone = kept.and_then(|kept| end().map(|()| kept));
         let joining = match alone {
             Ok(joining) => joining,
             Err(why) => {

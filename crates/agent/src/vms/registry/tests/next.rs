@@ -235,6 +235,10 @@ fn the_former_one_is_ended_before_the_next_one_runs_with_its_ram() {
             seat.maps_ram();
         }
         seat.be_alone().unwrap();
+        // One that can't run any more ends by itself.
+        if has_same_ram && let Ok(former) = Process::now(left.former) {
+            former.wait_exited(UP_MAX).unwrap();
+        }
         assert_eq!(is_alive(left.former), !has_same_ram);
         assert!(is_alive(left.pid()));
         // This ends the next one.

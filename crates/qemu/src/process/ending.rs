@@ -1,0 +1,77 @@
+//! Whether a process that was killed may still run.
+//!
+//! A thread that has begun to end never returns to its program, and a process with a deadly signal
+//! gets no new thread. So when all of its threads have begun to end, its program does nothing any
+//! more. The process itself ends later: the kernel first takes its memory apart, which takes longer
+//! the more it has mapped, and then closes its files.
+
+use std::fs;
+
+use super::{proc_path, stat_at};
+
+/// Among a thread's flags: it has begun to end (`PF_EXITING` in Linux's `sched.h`).
+const ENDING: u64 = 0x4;
+/// Where its flags are in `stat`, counted from the third field.
+const FLAGS: usize = 6;
+/// Where the number of threads is.
+const THREADS: usize = 17;
+
+/// Whether all threads of a process that was killed have begun to end. False if that can't be read.
+pub(super) fn all_threads_end(pid: u32) -> bool {
+    let Some(threads) = threads(pid) else { return false };
+    let flags = |thread: &u32| field(pid, &format!("task/{thread}/stat"), FLAGS);
+    // One that has ended has no flags any more.
+    if threads.iter().filter_map(flags).any(|flags| flags & ENDING == 0) {
+        return false;
+    }
+    // A list that is read while threads end may lack others. It has all of them if the process has
+    // no more threads than there are of the list, afterwards.
+    let count = field(pid, "stat", THREADS);
+    let listed = threads.iter().filter_map(flags).count();
+    listed > 0 && count == Some(listed as u64)
+}
+
+fn threads(pid: u32) -> Option<Vec<u32>> {
+    let entries = fs::read_dir(proc_path(pid, "task")).ok()?;
+    entries.map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn field(pid: u32, file: &str, nth: usize) -> Option<u64> {
+    stat_at(&proc_path(pid, file)).ok()?.split_ascii_whitespace().nth(nth)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_runs_is_not_about_to_end() {
+        let us = std::process::id();
+        // It waits, as a QEMU's threads do.
+        let (tell, told) = channel::<()>();
+        let waiting = thread::spawn(move || told.recv());
+        assert!(threads(us).unwrap().len() >= 2);
+        assert!(field(us, "stat", THREADS).unwrap() >= 2);
+        assert!(!all_threads_end(us));
+        drop(tell);
+        waiting.join().unwrap().unwrap_err();
+    }
+
+    #[test]
+    fn what_has_ended_and_was_not_reaped_runs_no_more() {
+        let mut child = Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        let state = || stat_at(&proc_path(pid, "stat")).unwrap();
+        while !state().starts_with(" Z") {
+            thread::yield_now();
+        }
+        assert_eq!(threads(pid).unwrap(), [pid]);
+        assert!(all_threads_end(pid));
+        child.wait().unwrap();
+        assert!(!all_threads_end(pid), "nothing is known of it");
+    }
+}
