@@ -124,7 +124,8 @@ impl Incoming {
         loop {
             match self.qmp.run_state()? {
                 RunState::InMigrate if Instant::now() < deadline => {
-                    let _ = self.events.recv_timeout(Duration::from_millis(10));
+                    // There is no event for it, and the VM stands still meanwhile.
+                    let _ = self.events.recv_timeout(Duration::from_millis(1));
                 }
                 RunState::InMigrate => return Err(cannot_load("it stays in `inmigrate`")),
                 RunState::Running => {
