@@ -254,12 +254,23 @@ impl Outgoing {
             Status::Completed => {}
             status => return Err(self.ended(&status)),
         }
-        match self.settled()? {
-            RunState::PostMigrate => Ok(()),
-            state => Err(QmpError::Migration(format!(
-                "it reports that all was sent, and yet the VM is {state}"
-            ))),
-        }
+        ending::check_given_up(&self.settled()?)
+    }
+
+    /// Checks that QEMU has not been ordered to run the VM since it gave it up.
+    ///
+    /// # Errors
+    /// If it has, or doesn't answer.
+    pub fn check_completed(&self) -> Result<(), QmpError> {
+        ending::check_given_up(&self.qmp.run_state()?)
+    }
+
+    /// Whether QEMU has given up the VM by now. False as well if it doesn't answer.
+    #[must_use]
+    pub fn has_completed(&self) -> bool {
+        let progress = Progress::query(&self.qmp, PROGRESS_WAIT);
+        let has_completed = progress.is_ok_and(|now| now.status == Status::Completed);
+        has_completed && self.check_completed().is_ok()
     }
 
     /// Ends the migration in any state, resumes the VM if it ran, restores the settings, and

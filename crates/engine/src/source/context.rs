@@ -41,8 +41,10 @@ pub(crate) struct Context<'m> {
     pub(crate) blackout: Blackout,
     /// `--timeout`.
     pub(crate) deadline: Option<Instant>,
-    /// `go` was sent: neither the operator nor a limit can end the migration any more.
+    /// `go` was sent.
     pub(crate) committed: bool,
+    /// QEMU has ended after it had released the VM, before `go` was sent.
+    pub(crate) qemu_exited: bool,
 }
 
 impl<'m> Context<'m> {
@@ -73,7 +75,13 @@ impl<'m> Context<'m> {
                 .timeout_s
                 .and_then(|s| Instant::now().checked_add(Duration::from_secs(s))),
             committed: false,
+            qemu_exited: false,
         }
+    }
+
+    /// Whether the operator or a limit may still end the migration: the VM would go on here.
+    pub(crate) fn may_end(&self) -> bool {
+        !self.committed && !self.qemu_exited
     }
 
     /// Fails if the operator has ended the migration, or its time has ended: for what may take long

@@ -251,6 +251,16 @@ pub(super) fn wait_end(
     }
 }
 
+/// Checks that a QEMU whose migration has completed has given the VM up.
+pub(super) fn check_given_up(state: &RunState) -> Result<(), QmpError> {
+    match state {
+        RunState::PostMigrate => Ok(()),
+        state => Err(QmpError::Migration(format!(
+            "it reports that all was sent, and yet the VM is {state}"
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};

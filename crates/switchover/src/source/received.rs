@@ -103,6 +103,13 @@ impl Machine {
         }
     }
 
+    /// Whether QEMU has released the VM, which was not given up yet. Should QEMU end, the
+    /// destination's copy is as good.
+    #[must_use]
+    pub fn is_released(&self) -> bool {
+        matches!(self.state, State::Ours { completed: true, .. })
+    }
+
     pub(super) fn qemu_exited(&mut self) -> Vec<Action> {
         if self.copy == Copy::Dead && !matches!(self.state, State::Leaving | State::Dropping) {
             return Vec::new();

@@ -151,6 +151,25 @@ fn it_quits_on_running_and_removes_its_journal_when_qemu_has_ended() {
     assert_eq!(machine.step(received(ToSource::Running)), [send(ToDestination::Unknown)]);
 }
 
+/// The destination has all of it, or will.
+#[test]
+fn a_vm_whose_qemu_ends_when_it_has_released_it_is_the_destinations() {
+    let mut machine = after([Event::Stopped { run: true }]);
+    assert!(!machine.is_released());
+    assert_eq!(machine.step(Event::Completed), []);
+    assert!(machine.is_released());
+    assert_eq!(machine.step(Event::QemuExited), []);
+    assert!(machine.is_released() && !machine.is_over());
+    let commits = [Action::Journal(Record::Committed { run: true }), go()];
+    assert_eq!(machine.step(received(ToSource::Loaded)), commits);
+    assert!(!machine.is_released() && machine.is_committed());
+    assert_eq!(machine.step(received(ToSource::Running)), forgets(Outcome::Moved));
+    // It does not load it.
+    let mut machine = after([Event::Completed, Event::QemuExited]);
+    let lost = machine.step(received(ToSource::Refused { reason: reason() }));
+    assert_eq!(lost, forgets(Outcome::Lost { reason: reason() }));
+}
+
 #[test]
 fn a_vm_that_was_refused_goes_on() {
     let mut machine = committed();

@@ -46,11 +46,15 @@ impl World {
                 self.history.journal_lost = true;
             }
             Step::Hears(said) => self.hears(said),
-            Step::Late(side) => match side {
-                Side::Source => self.tell_source(source::Event::Timeout),
-                Side::Destination => self.tell_destination(destination::Event::Timeout),
-            },
+            Step::Late(side) => {
+                self.history.must_live = false;
+                match side {
+                    Side::Source => self.tell_source(source::Event::Timeout),
+                    Side::Destination => self.tell_destination(destination::Event::Timeout),
+                }
+            }
             Step::CutOff(side) => {
+                self.history.must_live = false;
                 let reason = "cut off".into();
                 match side {
                     Side::Source => self.tell_source(source::Event::ConnectionLost { reason }),
@@ -60,6 +64,7 @@ impl World {
                 }
             }
             Step::GivesUp(side) => {
+                self.history.must_live = false;
                 let reason = "gives up".into();
                 match side {
                     Side::Source => self.tell_source(source::Event::GiveUp { reason }),
@@ -112,6 +117,7 @@ impl World {
     }
 
     fn fault(&mut self) {
+        self.history.must_live = false;
         self.faults_left = self.faults_left.saturating_sub(1);
     }
 
@@ -176,7 +182,12 @@ impl World {
                     let reason = "it runs".into();
                     self.tell_source(source::Event::NotCompleted { reason });
                 }
-                SourceQemu::Dead => self.tell_source(source::Event::QemuExited),
+                SourceQemu::Dead => {
+                    let released = self.source.machine().is_some_and(source::Machine::is_released);
+                    let comes = self.arrives() && !self.history.destination_fault;
+                    self.history.must_live |= released && comes;
+                    self.tell_source(source::Event::QemuExited);
+                }
             },
             Side::Destination => match self.destination_qemu {
                 DestinationQemu::Loaded => self.tell_destination(destination::Event::Loaded),
@@ -188,6 +199,7 @@ impl World {
 
     fn resolves(&mut self, side: Side, resolution: Resolution) {
         self.history.operator = true;
+        self.history.must_live = false;
         // The operator gives up a copy, and is responsible for that.
         match (side, resolution) {
             (Side::Source, Resolution::There) => self.history.source_fault = true,

@@ -8,11 +8,12 @@
 //! covers everything that a network can do. Only the number of failures on one path is limited.
 //!
 //! In each world: two QEMUs never run the VM, none runs it after its state was run elsewhere, and
-//! it is not lost unless faults destroyed it. Once a side has noted that the other one has the VM
-//! too, it does not try its own copy. A VM that continues never waits until the other side has read
-//! something. And from each world, once nothing fails any more, both sides end by themselves, or
-//! one asks for an operator, whose decision ends it. An operator who has taken the VM back ends
-//! that without the destination, too, by the same decision again.
+//! it is not lost unless faults destroyed it; the end of the source's QEMU does not if that had
+//! released the VM. Once a side has noted that the other one has the VM too, it does not try its
+//! own copy. A VM that continues never waits until the other side has read something. And from each
+//! world, once nothing fails any more, both sides end by themselves, or one asks for an operator,
+//! whose decision ends it. An operator who has taken the VM back ends that without the destination,
+//! too, by the same decision again.
 
 mod calm;
 mod effect;

@@ -11,6 +11,8 @@ pub(crate) enum Mutation {
     GoBeforeJournal,
     /// The source believes that QEMU has completed.
     CompletedUnseen,
+    /// The source believes that the VM died with a QEMU that had released it.
+    DiesThoughReleased,
     /// The source takes the VM back on a timeout.
     SourceResumesAlone,
     /// The source ends its QEMU once it has said `go`.
@@ -41,9 +43,10 @@ pub(crate) enum Mutation {
 
 impl Mutation {
     /// All mistakes.
-    pub(crate) const MISTAKES: [Self; 15] = [
+    pub(crate) const MISTAKES: [Self; 16] = [
         Self::GoBeforeJournal,
         Self::CompletedUnseen,
+        Self::DiesThoughReleased,
         Self::SourceResumesAlone,
         Self::QuitAfterGo,
         Self::AbortUnwritten,
@@ -69,6 +72,7 @@ impl Mutation {
         let late = event == Event::Timeout;
         let failed = matches!(event, Event::JournalFailed { .. });
         let committed = machine.is_committed();
+        let dies = event == Event::QemuExited && machine.is_released();
         let there =
             machine.doubt() == Some(&Doubt::RunsThereToo) && machine.takes(Resolution::There);
         if let Event::Received(said) = &mut event {
@@ -85,6 +89,9 @@ impl Mutation {
         let aborts = matches!(actions.first(), Some(Action::Journal(Record::Aborted { .. })));
         match self {
             Self::GoBeforeJournal if commits => actions.swap(0, 1),
+            Self::DiesThoughReleased if dies => {
+                actions = machine.step(Event::GiveUp { reason: "mistaken".into() });
+            }
             Self::QuitAfterGo if commits => actions.push(Action::QemuQuit),
             Self::SourceResumesAlone if late && committed => {
                 actions = vec![Action::QemuGoOn { run: true }];

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
 use switchover::journal::Side;
-use switchover::{Doubt, Found, MigrationId, destination, source};
+use switchover::{Doubt, Found, MigrationId, Wait, destination, source};
 
 use crate::mixer::Mixer;
 use crate::mutation::Mutation;
@@ -142,6 +142,9 @@ pub(crate) struct History {
     pub(crate) journal_lost: bool,
     /// The owner ended the VM.
     pub(crate) ended: bool,
+    /// The source's QEMU died when its agent knew that it had released the VM, of which the
+    /// destination had the whole stream. Nothing else has gone wrong since, and nothing took long.
+    pub(crate) must_live: bool,
 }
 
 /// The state of everything.
@@ -260,6 +263,13 @@ impl World {
         }
     }
 
+    /// Whether the destination has the whole stream, or has loaded the VM: it waits for the source.
+    pub(crate) fn arrives(&self) -> bool {
+        let waits = self.destination.machine().and_then(destination::Machine::wait);
+        let arrives = matches!(waits, Some(Wait::Peer | Wait::Answer));
+        arrives && self.streamed && self.destination_qemu != DestinationQemu::Dead
+    }
+
     pub(crate) fn destination_qemu_dies(&mut self) {
         if self.destination_qemu != DestinationQemu::Dead {
             self.destination_qemu = DestinationQemu::Dead;
@@ -315,10 +325,12 @@ impl World {
         matches!((says, goes_on), (Some(says), Some(goes_on)) if says < goes_on)
     }
 
-    /// A VM dies with the side that has it. Between `committed` and running, both have it.
+    /// A VM dies with the side that has it. Between `committed` and running, both have it; so they
+    /// do from when the source's QEMU has released it, as far as nothing ends the migration.
     fn may_be_gone(&self) -> bool {
         let History { source_fault, destination_fault, .. } = self.history;
         match self.history {
+            History { must_live: true, .. } => self.arrives(),
             History { ended: true, .. } => true,
             History { ran_there: true, .. } => destination_fault,
             History { given: true, .. } => source_fault && destination_fault,

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use api::{Outcome, Phase};
+use qemu::qmp::QmpError;
 use switchover::source::{Event as Step, Outcome as Fate};
 use wire::ToSource;
 
@@ -24,6 +25,7 @@ impl<'m> Loaded<'m> {
         if let Err(error) = streamed.phase.compare_mapped() {
             return Err(Failed::new(streamed, error));
         }
+        streamed.check_released();
         // If QEMU reports its migration completed, this journals `committed` and
         // sends `go`.
         streamed.step(Step::Received(said));
@@ -36,6 +38,19 @@ impl<'m> Loaded<'m> {
 }
 
 impl Journaled<Streaming<'_>> {
+    /// Checks that nothing has ordered QEMU to run the VM again since QEMU released it.
+    fn check_released(&mut self) {
+        let has_exited = self.phase.connected.context.qemu_exited;
+        if has_exited || !self.driver.machine().is_released() {
+            return;
+        }
+        match self.phase.outgoing.check_completed() {
+            Ok(()) => {}
+            Err(QmpError::Closed) => self.qemu_exited(),
+            Err(error) => self.step(Step::NotCompleted { reason: error.to_string().into() }),
+        }
+    }
+
     fn wait_running(&mut self) {
         let until = Instant::now() + self.phase.connected.context.local.waits.run;
         while self.fate.is_none() && self.driver.machine().doubt().is_none() {

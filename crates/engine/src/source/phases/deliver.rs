@@ -191,6 +191,7 @@ impl Streaming<'_> {
                     return Err(MigrationError::Qemu(why));
                 }
             }
+            ("MIGRATION", Some("completed")) => self.completes = true,
             _ => {}
         }
         let stops = self.connected.follow(event)?;

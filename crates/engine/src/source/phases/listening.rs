@@ -114,8 +114,8 @@ impl Connected<'_> {
         let context = &self.context;
         let never_cancelled = never();
         let cancelled = context.report_builder.watch().cancelled();
-        let cancelled = if context.committed { &never_cancelled } else { cancelled };
-        let over = context.deadline.filter(|_| !context.committed).map_or_else(never, at);
+        let cancelled = if context.may_end() { cancelled } else { &never_cancelled };
+        let over = context.deadline.filter(|_| context.may_end()).map_or_else(never, at);
         let blackout_ends = blackout_ends.map_or_else(never, at);
         select! {
             recv(context.qemu_events) -> event => match event {

@@ -4,7 +4,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use api::{Audited, Phase};
+use qemu::qmp::Event;
 use switchover::Envelope;
+use switchover::source::Event as Step;
 use wire::ToDestination;
 
 use super::Failed;
@@ -14,6 +16,7 @@ use super::listening::{Happening, Listening};
 use super::stream::Streaming;
 use crate::error::MigrationError;
 use crate::source::audit::Compared;
+use crate::source::mapped_ram::MappedRam;
 
 /// The destination reports that it has loaded the VM.
 pub(crate) struct Loaded<'m> {
@@ -25,7 +28,7 @@ impl<'m> Delivered<'m> {
     /// Lets the destination load the VM, and waits until it has.
     pub(crate) fn load(self) -> Result<Loaded<'m>, Failed<'m>> {
         let Self(mut streamed) = self;
-        let loaded = streamed.phase.keep_mapped().and_then(|()| streamed.wait_loaded());
+        let loaded = streamed.keep_mapped().and_then(|()| streamed.wait_loaded());
         match loaded {
             Ok(said) => Ok(Loaded { streamed, said }),
             Err(error) => Err(Failed::new(streamed, error)),
@@ -34,6 +37,17 @@ impl<'m> Delivered<'m> {
 }
 
 impl Journaled<Streaming<'_>> {
+    /// Notes what RAM that is handed over holds. QEMU has to release it here before it is loaded.
+    fn keep_mapped(&mut self) -> Result<(), MigrationError> {
+        if self.phase.mapped.is_none() {
+            return Ok(());
+        }
+        let Streaming { connected, outgoing, .. } = &self.phase;
+        outgoing.wait_completed(connected.context.local.waits.complete)?;
+        self.step(Step::Completed);
+        self.phase.mapped.as_mut().map_or(Ok(()), MappedRam::keep)
+    }
+
     fn wait_loaded(&mut self) -> Result<Envelope<switchover::ToSource>, MigrationError> {
         let residue_bytes = self.phase.flow.state.residue_bytes.load(Relaxed);
         self.phase.connected.context.blackout.loads();
@@ -41,39 +55,71 @@ impl Journaled<Streaming<'_>> {
         self.phase.connected.send(&complete)?;
         // Now, because it takes no time of its own while the destination loads.
         self.phase.connected.check_drives()?;
+        self.note_released();
         let until = Instant::now() + self.phase.connected.context.local.waits.load;
         let said = loop {
-            match self.phase.next(until)? {
-                Happening::Said(said) if said.message == switchover::ToSource::Loaded => {
+            match self.next_while_loading(until)? {
+                None | Some(Happening::Notice(_) | Happening::Qemu(_)) => {}
+                Some(Happening::Said(said)) if said.message == switchover::ToSource::Loaded => {
                     if self.phase.audit.is_open() {
                         return Err(self.phase.connected.said_early(&said));
                     }
                     self.phase.connected.context.report_builder.enter(Phase::Loaded);
                     break said;
                 }
-                Happening::Said(said) => return Err(self.phase.connected.said_early(&said)),
-                Happening::Peer(other) => match self.phase.audit.receive(&other)? {
+                Some(Happening::Said(said)) => return Err(self.phase.connected.said_early(&said)),
+                Some(Happening::Peer(other)) => match self.phase.audit.receive(&other)? {
                     Some(Compared::Asks(said)) => self.phase.connected.send(&said)?,
                     Some(Compared::Waits | Compared::Same) => {}
                     None => return Err(self.phase.connected.unexpected(&other)),
                 },
-                Happening::Qemu(event) => self.follow(&event)?,
-                Happening::Notice(_) => {}
             }
         };
         self.phase.check_lanes()?;
         Ok(said)
     }
+
+    /// The next event for the load; none if it was QEMU's.
+    fn next_while_loading(&mut self, until: Instant) -> Result<Option<Happening>, MigrationError> {
+        let next = match self.phase.next(until) {
+            Ok(Happening::Qemu(event)) => self.follow_while_loading(&event).map(|()| None),
+            next => next.map(Some),
+        };
+        match next {
+            Err(MigrationError::VmGone(_)) if self.driver.machine().is_released() => {
+                self.qemu_exited();
+                Ok(None)
+            }
+            next => next,
+        }
+    }
+
+    fn follow_while_loading(&mut self, event: &Event) -> Result<(), MigrationError> {
+        self.follow(event)?;
+        self.note_released();
+        Ok(())
+    }
+
+    /// Notes that QEMU has released the VM, once it reports that: should it end then, the
+    /// destination has all of the VM. If that is not seen here, the commit waits for it.
+    fn note_released(&mut self) {
+        let Streaming { outgoing, completes, .. } = &self.phase;
+        if *completes && !self.driver.machine().is_released() && outgoing.has_completed() {
+            self.step(Step::Completed);
+        }
+    }
+
+    /// QEMU ended when it had released the VM: whether the destination loads it is all that counts.
+    pub(super) fn qemu_exited(&mut self) {
+        let context = &mut self.phase.connected.context;
+        context.qemu_events = crossbeam_channel::never();
+        context.qemu_exited = true;
+        context.report_builder.note("the source's QEMU ended when it had released the VM");
+        self.step(Step::QemuExited);
+    }
 }
 
 impl Streaming<'_> {
-    /// Notes what RAM that is handed over holds. QEMU has to release it here before it is loaded.
-    fn keep_mapped(&mut self) -> Result<(), MigrationError> {
-        let Some(mapped) = &mut self.mapped else { return Ok(()) };
-        self.outgoing.wait_completed(self.connected.context.local.waits.complete)?;
-        mapped.keep()
-    }
-
     /// Fails if RAM that is handed over is not as it was before the load.
     pub(super) fn compare_mapped(&self) -> Result<(), MigrationError> {
         let context = &self.connected.context;

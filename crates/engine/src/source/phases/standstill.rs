@@ -51,10 +51,10 @@ impl Connected<'_> {
         blackout::allowed(self.context.request.blackout_max_s, goal, blackout::LEAST)
     }
 
-    /// The time at which the move is taken back; none for a VM that was paused, and after the
-    /// commit.
+    /// The time at which the move is taken back; none for a VM that was paused, and where it would
+    /// not go on here.
     pub(crate) fn blackout_ends(&self, max: Duration) -> Option<Instant> {
-        self.context.blackout.ends(max).filter(|_| !self.context.committed)
+        self.context.blackout.ends(max).filter(|_| self.context.may_end())
     }
 
     pub(crate) fn blackout_error(&self, allowed: Duration, missing: Missing) -> MigrationError {

@@ -59,6 +59,9 @@ pub(crate) struct Streaming<'m> {
     hinting: Option<Hinting>,
     /// None: RAM is sent.
     pub(super) mapped: Option<MappedRam>,
+    /// Whether QEMU has reported that its migration has completed. It releases the VM a moment
+    /// later.
+    pub(super) completes: bool,
 }
 
 impl<'m> Journaled<Prepared<'m>> {
@@ -89,6 +92,7 @@ impl<'m> Journaled<Prepared<'m>> {
             hints,
             hinting: None,
             mapped,
+            completes: false,
         };
         let mut journaled = Journaled { phase: streaming, driver, fate };
         match journaled.phase.begin(tap, chosen.as_ref()) {
