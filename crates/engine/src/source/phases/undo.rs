@@ -66,6 +66,8 @@ impl<'m, P: Reversible<'m>> Journaled<P> {
         self.phase.connected().context.warn(error);
         if matches!(error, MigrationError::VmGone(_)) {
             self.step(Step::QemuExited);
+            // Where QEMU had released the VM, the destination would have it unchecked.
+            self.step(Step::GiveUp { reason: reason.as_str().into() });
             self.phase.account_disks();
             self.phase.abandon();
             return Outcome::Failed(reason);
