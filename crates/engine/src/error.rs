@@ -205,6 +205,9 @@ pub enum MigrationError {
     /// The guest writes too fast.
     #[error("{0}")]
     NotFollowed(String),
+    /// This host can't continue it.
+    #[error("{0}")]
+    Ended(String),
     /// A resource of this host is missing.
     #[error("{what}: {source}")]
     Local {

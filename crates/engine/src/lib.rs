@@ -29,7 +29,7 @@ pub use destination::{KnownHosts, SameHost, Server, serve};
 pub use error::MigrationError;
 pub use examine::{ExamineError, Examined, examine, paths};
 pub use orders::Orders;
-pub use predict::{predict, used, used_pages};
+pub use predict::{predict, used, used_pages, used_private};
 pub use resources::{Buffers, BuffersFull, Resources};
 pub use source::carried::{
     Caller, Carried, CarriedEnd, CarryRequest, Content, More, Opening, Relay, Split,

@@ -181,6 +181,12 @@ pub fn used_pages(pid: u32) -> Option<u64> {
     status(pid, "VmRSS:")?.checked_add(swapped(pid))
 }
 
+/// Private memory that a process has touched; none if the kernel doesn't report it.
+#[must_use]
+pub fn used_private(pid: u32) -> Option<u64> {
+    status(pid, "RssAnon:")?.checked_add(swapped(pid))
+}
+
 /// Shared memory that a process has touched; none if the kernel doesn't report it.
 fn used_shared(pid: u32) -> Option<u64> {
     let more = ["RssFile:", HUGE_PAGES].iter().filter_map(|name| status(pid, name)).sum();
@@ -212,6 +218,8 @@ mod tests {
         let ram = 1 << 40;
         assert_eq!(used_ram(pid, ram, Some(4096)), 4096 + swapped(pid));
         assert!(used_ram(pid, ram, None) >= rss / 2);
+        assert!((1..).contains(&used_private(pid).unwrap()));
+        assert_eq!(used_private(u32::MAX), None);
         assert_eq!(used_ram(pid, 4096, None), 4096);
     }
 }

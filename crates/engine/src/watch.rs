@@ -76,15 +76,22 @@ impl Watch {
         self.main.as_ref()
     }
 
+    /// Makes the migration end for this reason, and leave the VM at its source. After the point of
+    /// no return this changes nothing.
+    pub fn end(&self, why: &str) {
+        // Only the first reason matters.
+        let _ = self.lose.try_send(why.to_owned());
+    }
+
     /// Tells the migration that this connection of it has failed.
     pub(crate) fn fails(&self, why: &str) {
         if let Some(main) = &self.main {
-            // Only the first that fails matters.
-            let _ = main.lose.try_send(why.to_owned());
+            main.end(why);
         }
     }
 
-    /// Receives why another of its connections has failed.
+    /// Receives why it has to end: another of its connections has failed, or its host lacks
+    /// something.
     pub(crate) fn lost(&self) -> &Receiver<String> {
         &self.lost
     }

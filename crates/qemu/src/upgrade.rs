@@ -34,6 +34,9 @@ const WRITERS: [(&str, Option<Release>); 3] = [
     // With `guid=auto` each QEMU has another one.
     ("vmgenid", None),
 ];
+/// The part of a VM's untouched memory for which there has to be room in its cgroup while it is
+/// copied: one in so many bytes. What the VM touches meanwhile exists twice as well.
+const UNTOUCHED_PARTS: u64 = 4;
 /// The id that libvirt gives to its own monitor's socket.
 const LIBVIRTS_MONITOR: &str = "charmonitor";
 
@@ -62,6 +65,8 @@ pub struct Known {
     pub no_room: Option<NoRoom>,
     /// The ordinary memory that a second copy of its RAM takes.
     pub pages_bytes: u64,
+    /// The private memory that its QEMU has touched; none if that isn't known.
+    pub touched_bytes: Option<u64>,
     /// The memory that cgroups leave for it; none if they don't limit it, or that isn't known.
     pub group_room: Option<u64>,
 }
@@ -148,8 +153,9 @@ pub enum Obstacle {
     },
     /// Its cgroup has less memory than that takes.
     #[error(
-        "a copy of its RAM takes {} MiB, and its cgroup leaves {} MiB: raise its limit (MemoryMax= \
-         of its scope, or of a slice above it)",
+        "a copy of its RAM takes {} MiB (what it has touched, and a quarter of the rest, which it \
+         may touch meanwhile), and its cgroup leaves {} MiB: raise its limit (MemoryMax= of its \
+         scope, or of a slice above it)",
         needed >> 20,
         free >> 20
     )]
@@ -205,6 +211,7 @@ impl Known {
             apart: named.into_iter().chain(inherited).chain(unmapped).chain(taps).collect(),
             no_room: None,
             pages_bytes: 0,
+            touched_bytes: None,
             group_room: None,
         };
         // A command line that can't be used is an obstacle of its own.
@@ -238,7 +245,7 @@ impl Known {
                     .extend(self.in_files.iter().map(|id| Obstacle::InFile { id: id.clone() })),
             }
             reasons.extend(self.no_room.as_ref().map(lacks_room));
-            let needed = self.pages_bytes;
+            let needed = self.copy_bytes();
             let narrow = self.group_room.filter(|free| *free < needed);
             reasons.extend(narrow.map(|free| Obstacle::Group { needed, free }));
         }
@@ -250,6 +257,19 @@ impl Known {
         }
         let all = self.memory(|_| true);
         Plan::Copied { bytes: all.iter().fold(0, |sum: u64, one| sum.saturating_add(one.bytes)) }
+    }
+
+    /// The ordinary memory that a second copy of its RAM takes within its cgroup, where both are:
+    /// less than on the host, whose other VMs count on what this one may touch later.
+    ///
+    /// QEMU reads all RAM, which allocates what is shared, and leaves private memory as it is.
+    fn copy_bytes(&self) -> u64 {
+        let Some(touched) = self.touched_bytes else { return self.pages_bytes };
+        let shared = self.backends.iter().filter(|one| one.share);
+        let shared = shared.fold(0, |sum: u64, one| sum.saturating_add(one.bytes));
+        let private = self.pages_bytes.saturating_sub(shared);
+        let rest = private.saturating_sub(touched) / UNTOUCHED_PARTS;
+        (self.pages_bytes - private).saturating_add(touched).saturating_add(rest)
     }
 
     fn obstacles(&self, line: &CommandLine, next: &Capabilities) -> Vec<Obstacle> {

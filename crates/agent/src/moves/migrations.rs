@@ -2,6 +2,7 @@
 //! with their reports.
 
 mod asked;
+mod copy_room;
 mod happenings;
 mod orders;
 mod routes;

@@ -110,7 +110,7 @@ fn table(plans: &[UpgradePlan]) -> String {
         let mut how = match plan.how {
             UpgradeHow::HandedOver => "handed over: its RAM stays where it is".to_owned(),
             UpgradeHow::Copied => {
-                format!("copied: needs {} more meanwhile", amount::size(plan.copied_bytes))
+                format!("copied: needs up to {} more meanwhile", amount::size(plan.copied_bytes))
             }
             UpgradeHow::Not => "not".to_owned(),
         };
@@ -157,7 +157,7 @@ mod tests {
         ]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[1], "web1  10.0.2  10.0.3  handed over: its RAM stays where it is");
-        assert_eq!(lines[2], "web2  10.0.2  10.0.3  copied: needs 4.00 GiB more meanwhile");
+        assert_eq!(lines[2], "web2  10.0.2  10.0.3  copied: needs up to 4.00 GiB more meanwhile");
         assert_eq!(lines[3], "web3  10.0.2  10.0.3  not");
         assert!(lines[4].ends_with("where it is; it runs on that program already"));
         let last = ["web3 can't get another QEMU while it runs here:", "  libvirt started it"];

@@ -92,8 +92,8 @@ fn how_vms_can_get_another_qemu_is_shown() {
     let row = |name: &str| shown.lines().find(|line| line.starts_with(name)).unwrap();
     assert!(row("made").contains("handed over"), "{shown}");
     assert!(row("shared").contains("handed over"), "{shown}");
-    assert!(row("private").contains("copied: needs 64.0 MiB"), "{shown}");
-    assert!(row("listens").contains("copied: needs 64.0 MiB"), "{shown}");
+    assert!(row("private").contains("copied: needs up to 64.0 MiB"), "{shown}");
+    assert!(row("listens").contains("copied: needs up to 64.0 MiB"), "{shown}");
     let why = "  -serial is connected to something outside of QEMU\n";
     assert!(!row("talks").contains("copied") && shown.contains(why), "{shown}");
     let other = a.refuses(&["upgrade", "private", "--qemu", "/bin/sh", "--dry-run"]);

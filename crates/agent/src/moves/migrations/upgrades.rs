@@ -13,6 +13,7 @@ use qemu::machine::Machine;
 use qemu::upgrade::{Known, Plan};
 
 use super::Migrations;
+use super::copy_room::CopyRoom;
 use super::happenings::began;
 use crate::denied::Denied;
 use crate::examiner::Examiner;
@@ -49,7 +50,11 @@ impl Migrations {
         program: Option<&String>,
     ) -> Result<UpgradePlan, Denied> {
         let known = Known::of(machine).map_err(|error| Denied::Qemu(error.to_string()))?;
-        let known = Known { group_room: self.registry.room_for_next(name, machine), ..known };
+        let known = Known {
+            touched_bytes: engine::used_private(machine.process.pid()),
+            group_room: self.registry.room_for_next(name, machine),
+            ..known
+        };
         let program = program.or(machine.argv.first()).ok_or_else(|| dead(name))?;
         let line = CommandLine::parse(&machine.argv);
         let accelerator = line.as_ref().map(CommandLine::accelerator).unwrap_or_default();
@@ -124,6 +129,8 @@ impl Migrations {
         let hand_over = hand_over.map(|former| {
             Arc::new(HandedOver::new(&self.registry, &vm.name, former)) as Arc<dyn HandOver>
         });
+        let copied = former.as_ref().filter(|_| !maps_ram);
+        let room = copied.and_then(|former| CopyRoom::of(&self.registry, &vm.name, former, watch));
         let next = Arc::new(next);
         let same = SameHost::new(Arc::clone(&next) as Arc<dyn Host>, &self.local);
         let peer = Peer {
@@ -133,6 +140,7 @@ impl Migrations {
         };
         let Migrated { report, unsettled, decided } =
             self.run(same.source(), &peer, (vm, hand_over), order, watch);
+        drop(room);
         // A cancelled one may still start its QEMU.
         next.abandon();
         // Its other side ends, or has a thread of its own from now on.

@@ -112,9 +112,12 @@ impl Connected<'_> {
         blackout_ends: Option<Instant>,
     ) -> Result<Woken, MigrationError> {
         let context = &self.context;
-        let never_cancelled = never();
-        let cancelled = context.report_builder.watch().cancelled();
-        let cancelled = if context.may_end() { cancelled } else { &never_cancelled };
+        let (never_cancelled, never_ended) = (never(), never());
+        let watch = context.report_builder.watch();
+        let (cancelled, ended) = match context.may_end() {
+            true => (watch.cancelled(), watch.lost()),
+            false => (&never_cancelled, &never_ended),
+        };
         let over = context.deadline.filter(|_| context.may_end()).map_or_else(never, at);
         let blackout_ends = blackout_ends.map_or_else(never, at);
         select! {
@@ -134,6 +137,7 @@ impl Connected<'_> {
                 Err(_) => unreachable!("the context holds a sender"),
             },
             recv(cancelled) -> _ => Err(MigrationError::Cancelled),
+            recv(ended) -> why => Err(MigrationError::Ended(why.unwrap_or_default())),
             recv(context.report_builder.watch().rebound()) -> _ => Ok(Woken::Rebound),
             recv(at(until)) -> _ => Ok(Woken::Late),
             recv(blackout_ends) -> _ => Ok(Woken::BlackoutBound),
