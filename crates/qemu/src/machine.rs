@@ -26,7 +26,7 @@ use serde_json::json;
 
 use crate::command_line::CommandLine;
 use crate::environment;
-use crate::process::{Process, ProcessError, ProcessId, command_line_of, user_of};
+use crate::process::{Process, ProcessError, ProcessId, Until, command_line_of, user_of};
 use crate::qmp::{Qmp, QmpError};
 use crate::shape;
 
@@ -117,30 +117,16 @@ impl Record {
         matches!(Process::find(&self.process), Err(ProcessError::Exited { .. }))
     }
 
-    /// Ends that process by force, and so the VM, whoever has a connection to it.
+    /// Ends that process by force, and so the VM, whoever has a connection to it, and waits until
+    /// it has ended so far.
     ///
     /// # Errors
-    /// If it may live.
-    pub fn end(&self) -> Result<(), ProcessError> {
-        let Some(process) = self.living()? else { return Ok(()) };
-        process.kill()?;
-        process.wait_exited(QUIT_WAIT)
-    }
-
-    /// As [`Record::end`], but waits only until its program does nothing any more: see
-    /// [`Process::halt`].
-    ///
-    /// # Errors
-    /// If it may run.
-    pub fn halt(&self) -> Result<(), ProcessError> {
-        self.living()?.map_or(Ok(()), |process| process.halt(QUIT_WAIT))
-    }
-
-    /// That process; none if it has exited.
-    fn living(&self) -> Result<Option<Process>, ProcessError> {
+    /// If it may not have.
+    pub fn end(&self, until: Until) -> Result<(), ProcessError> {
         match Process::find(&self.process) {
-            Err(ProcessError::Exited { .. }) => Ok(None),
-            found => found.map(Some),
+            Ok(process) => process.end(until, QUIT_WAIT),
+            Err(ProcessError::Exited { .. }) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 

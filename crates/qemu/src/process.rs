@@ -18,6 +18,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 
+pub use ending::Until;
+
 /// The identity of a process, in a form that outlives the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
@@ -36,8 +38,8 @@ pub struct Process {
     pidfd: OwnedFd,
 }
 
-/// Interval of checks whether a process that was killed may still run: nothing reports that.
-const HALT_ASK: Duration = Duration::from_millis(1);
+/// Interval of checks how far a process has ended: only its exit is reported.
+const END_ASK: Duration = Duration::from_millis(1);
 
 /// What an agent needs that may not inspect a process.
 pub(crate) const SEEING_TAKES: &str =
@@ -139,22 +141,27 @@ impl Process {
         self.signal(Signal::KILL)
     }
 
-    /// Kills it, and blocks until its program does nothing any more: each of its threads has begun
-    /// to end. Until it has ended, its files are open, and the kernel frees its memory, which takes
-    /// longer the more it has.
+    /// Kills it, and blocks until it has ended so far.
     ///
     /// # Errors
     /// If that is not permitted; [`ProcessError::Stays`] after `timeout`.
-    pub fn halt(&self, timeout: Duration) -> Result<(), ProcessError> {
+    pub fn end(&self, until: Until, timeout: Duration) -> Result<(), ProcessError> {
         self.kill()?;
         let deadline = Instant::now() + timeout;
-        // Its number is its own until it has ended.
-        while !ending::all_threads_end(self.id.pid) && !self.ended_within(HALT_ASK) {
-            if Instant::now() >= deadline {
+        loop {
+            // Its number is its own until it has exited.
+            if ending::has_ended(self.id.pid, until) {
+                return Ok(());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let ask = if until == Until::Exited { left } else { left.min(END_ASK) };
+            if self.ended_within(ask) {
+                return Ok(());
+            }
+            if left.is_zero() {
                 return Err(ProcessError::Stays { pid: self.id.pid, waited: timeout });
             }
         }
-        Ok(())
     }
 
     fn signal(&self, signal: Signal) -> Result<(), ProcessError> {
@@ -350,12 +357,14 @@ mod tests {
 
     #[test]
     #[expect(clippy::zombie_processes, reason = "Process reaps it")]
-    fn one_that_is_halted_ends_by_itself() {
-        let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let process = Process::now(child.id()).unwrap();
-        process.halt(Duration::from_secs(10)).unwrap();
-        process.wait_exited(Duration::from_secs(10)).unwrap();
-        process.halt(Duration::ZERO).unwrap();
+    fn one_that_is_ended_exits_however_little_is_waited_for() {
+        for until in [Until::Halted, Until::Closing, Until::Exited] {
+            let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+            let process = Process::now(child.id()).unwrap();
+            process.end(until, Duration::from_secs(10)).unwrap();
+            process.wait_exited(Duration::from_secs(10)).unwrap();
+            process.end(until, Duration::ZERO).unwrap();
+        }
     }
 
     #[test]

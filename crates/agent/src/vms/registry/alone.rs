@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use engine::HandOver;
 use qemu::machine::{self, Machine, StartError};
-use qemu::process::ProcessError;
+use qemu::process::{ProcessError, Until};
 use qemu::ram_blocks::RamBlocks;
 
 use super::{Registry, Seat};
@@ -13,18 +13,8 @@ use crate::vms::ram_before;
 use crate::vms::record::{Record, RecordError};
 use crate::vms::vm::Vm;
 
-/// When another QEMU of a VM is out of the way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Until {
-    /// It does nothing any more, and so writes to no RAM. Its process may still be ending, which
-    /// takes longer the more memory it has.
-    Halted,
-    /// Its process has exited, and has nothing open.
-    Exited,
-}
-
 impl Registry {
-    /// Ends every other QEMU of a VM than this one.
+    /// Ends every other QEMU of a VM than this one, so far.
     pub(super) fn end_besides(
         &self,
         name: &str,
@@ -42,11 +32,7 @@ impl Registry {
             if those.iter().any(|one| other.is_of(one)) {
                 continue;
             }
-            let ended = match until {
-                Until::Halted => other.halt(),
-                Until::Exited => other.end(),
-            };
-            ended.map_err(|error| error.to_string())?;
+            other.end(until).map_err(|error| error.to_string())?;
             those.push(other);
         }
         if self.may_live_besides_those(name, &those) {
