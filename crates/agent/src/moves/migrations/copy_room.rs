@@ -20,7 +20,7 @@ const EACH: Duration = Duration::from_millis(50);
 
 /// Ends a migration within this host when its VM's cgroup lacks memory for it, until it is dropped.
 pub(super) struct CopyRoom {
-    /// Its end is dropped first.
+    /// Ends the thread when it is dropped.
     until: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
