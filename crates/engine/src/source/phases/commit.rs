@@ -46,7 +46,7 @@ impl Journaled<Streaming<'_>> {
         }
         match self.phase.outgoing.check_completed() {
             Ok(()) => {}
-            Err(QmpError::Closed) => self.qemu_exited(),
+            Err(QmpError::Closed) if self.has_exited() => self.qemu_exited(),
             Err(error) => self.step(Step::NotCompleted { reason: error.to_string().into() }),
         }
     }

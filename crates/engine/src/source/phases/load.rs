@@ -1,7 +1,7 @@
 //! Lets the destination load the VM, once the audit has proved it identical.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use api::{Audited, Phase};
 use qemu::qmp::Event;
@@ -17,6 +17,9 @@ use super::stream::Streaming;
 use crate::error::MigrationError;
 use crate::source::audit::Compared;
 use crate::source::mapped_ram::MappedRam;
+
+/// A QEMU that ends closes its connections before it exits.
+const EXIT_MAX: Duration = Duration::from_secs(5);
 
 /// The destination reports that it has loaded the VM.
 pub(crate) struct Loaded<'m> {
@@ -85,13 +88,12 @@ impl Journaled<Streaming<'_>> {
             Ok(Happening::Qemu(event)) => self.follow_while_loading(&event).map(|()| None),
             next => next.map(Some),
         };
-        match next {
-            Err(MigrationError::VmGone(_)) if self.driver.machine().is_released() => {
-                self.qemu_exited();
-                Ok(None)
-            }
-            next => next,
+        let is_gone = matches!(next, Err(MigrationError::VmGone(_)));
+        if is_gone && self.driver.machine().is_released() && self.has_exited() {
+            self.qemu_exited();
+            return Ok(None);
         }
+        next
     }
 
     fn follow_while_loading(&mut self, event: &Event) -> Result<(), MigrationError> {
@@ -107,6 +109,12 @@ impl Journaled<Streaming<'_>> {
         if *completes && !self.driver.machine().is_released() && outgoing.has_completed() {
             self.step(Step::Completed);
         }
+    }
+
+    /// Whether QEMU, whose connection has ended, exits as well. One that lives could still be ordered
+    /// to run the VM.
+    pub(super) fn has_exited(&self) -> bool {
+        self.phase.connected.context.vm.machine.process.wait_exited(EXIT_MAX).is_ok()
     }
 
     /// QEMU ended when it had released the VM: whether the destination loads it is all that counts.
