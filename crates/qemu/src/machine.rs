@@ -117,6 +117,16 @@ impl Record {
         matches!(Process::find(&self.process), Err(ProcessError::Exited { .. }))
     }
 
+    /// Whether that process does nothing any more: it has exited, or is about to. False if that isn't
+    /// known.
+    #[must_use]
+    pub fn has_halted(&self) -> bool {
+        match Process::find(&self.process) {
+            Ok(process) => process.has_halted(),
+            Err(error) => matches!(error, ProcessError::Exited { .. }),
+        }
+    }
+
     /// Ends that process by force, and so the VM, whoever has a connection to it, and waits until
     /// it has ended so far.
     ///

@@ -361,7 +361,9 @@ mod tests {
         for until in [Until::Halted, Until::Closing, Until::Exited] {
             let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
             let process = Process::now(child.id()).unwrap();
+            assert!(!process.has_halted());
             process.end(until, Duration::from_secs(10)).unwrap();
+            assert!(process.has_halted());
             process.wait_exited(Duration::from_secs(10)).unwrap();
             process.end(until, Duration::ZERO).unwrap();
         }

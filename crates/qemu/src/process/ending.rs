@@ -9,7 +9,7 @@
 use std::fs;
 use std::io;
 
-use super::{proc_path, stat_at};
+use super::{Process, proc_path, stat_at};
 
 /// How far a process has to have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,14 @@ const ENDING: u64 = 0x4;
 const FLAGS: usize = 6;
 /// Where the number of threads is.
 const THREADS: usize = 17;
+
+impl Process {
+    /// Whether its program does nothing any more: it has exited, or is about to.
+    #[must_use]
+    pub fn has_halted(&self) -> bool {
+        has_ended(self.id.pid, Until::Halted) || !self.is_alive()
+    }
+}
 
 /// Whether a process that was killed has ended so far, as far as that is seen before its exit.
 pub(super) fn has_ended(pid: u32, until: Until) -> bool {

@@ -107,7 +107,7 @@ impl Settlers {
         let former = machine::Record::deserialize(&opened.qemu);
         if opened.handed_over
             && sides.destination.is_some()
-            && former.is_ok_and(|former| former.has_exited())
+            && former.is_ok_and(|former| former.has_halted())
         {
             return Err(Denied::Conflict(format!(
                 "the former QEMU of {vm} has ended, as its next one has its RAM or its taps: only \
