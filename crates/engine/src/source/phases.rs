@@ -16,6 +16,7 @@ mod journaled;
 pub(crate) mod listening;
 mod load;
 pub(crate) mod prepare;
+mod release;
 mod standstill;
 pub(crate) mod start;
 mod stream;

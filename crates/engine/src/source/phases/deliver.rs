@@ -13,6 +13,7 @@ use super::Failed;
 use super::connect::Connected;
 use super::journaled::Journaled;
 use super::listening::{Happening, Listening};
+use super::release::{Release, TAKEN_BACK};
 use super::stream::Streaming;
 use crate::error::MigrationError;
 use crate::link::Received;
@@ -178,6 +179,7 @@ impl<'m> Journaled<Streaming<'m>> {
 impl Streaming<'_> {
     /// Follows a QEMU event. True: QEMU has stopped the VM for its switchover.
     fn follow(&mut self, event: &Event) -> Result<bool, MigrationError> {
+        self.release = self.release.after(event);
         match (event.name.as_str(), event.data["status"].as_str()) {
             ("MIGRATION", Some("pre-switchover")) => {
                 let context = &self.connected.context;
@@ -191,10 +193,12 @@ impl Streaming<'_> {
                     return Err(MigrationError::Qemu(why));
                 }
             }
-            ("MIGRATION", Some("completed")) => self.completes = true,
             _ => {}
         }
         let stops = self.connected.follow(event)?;
+        if self.release == Release::TakenBack {
+            return Err(MigrationError::Qemu(TAKEN_BACK.to_owned()));
+        }
         if stops {
             self.connected.stopped(event.at, self.flow.lanes.delivered());
         }

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use api::{Audited, Phase};
+use crossbeam_channel::RecvTimeoutError;
 use qemu::qmp::Event;
 use switchover::Envelope;
 use switchover::source::Event as Step;
@@ -13,6 +14,7 @@ use super::Failed;
 use super::deliver::Delivered;
 use super::journaled::Journaled;
 use super::listening::{Happening, Listening};
+use super::release::Release;
 use super::stream::Streaming;
 use crate::error::MigrationError;
 use crate::source::audit::Compared;
@@ -105,16 +107,30 @@ impl Journaled<Streaming<'_>> {
     /// Notes that QEMU has released the VM, once it reports that: should it end then, the
     /// destination has all of the VM. If that is not seen here, the commit waits for it.
     fn note_released(&mut self) {
-        let Streaming { outgoing, completes, .. } = &self.phase;
-        if *completes && !self.driver.machine().is_released() && outgoing.has_completed() {
+        let Streaming { outgoing, release, .. } = &self.phase;
+        let is_reported = *release == Release::Reported;
+        if is_reported && !self.driver.machine().is_released() && outgoing.has_completed() {
             self.step(Step::Completed);
         }
     }
 
-    /// Whether QEMU, whose connection has ended, exits as well. One that lives could still be ordered
-    /// to run the VM.
-    pub(super) fn has_exited(&self) -> bool {
-        self.phase.connected.context.vm.machine.process.wait_exited(EXIT_MAX).is_ok()
+    /// Whether QEMU, whose connection has ended, exits as well, and has not run the VM since it
+    /// released it. One that lives could still be ordered to.
+    pub(super) fn has_exited(&mut self) -> bool {
+        let Streaming { connected, release, .. } = &mut self.phase;
+        let context = &connected.context;
+        if context.vm.machine.process.wait_exited(EXIT_MAX).is_err() {
+            return false;
+        }
+        // Its last events may not have been followed yet, or not even been read.
+        let until = Instant::now() + EXIT_MAX;
+        loop {
+            match context.qemu_events.recv_deadline(until) {
+                Ok(event) => *release = release.after(&event),
+                Err(RecvTimeoutError::Disconnected) => return *release == Release::Reported,
+                Err(RecvTimeoutError::Timeout) => return false,
+            }
+        }
     }
 
     /// QEMU ended when it had released the VM: whether the destination loads it is all that counts.

@@ -18,6 +18,7 @@ use super::Failed;
 use super::connect::{Connected, PAUSED};
 use super::journaled::{Journaled, Reversible};
 use super::prepare::Prepared;
+use super::release::Release;
 use super::start::{SetUp, Started};
 use crate::error::MigrationError;
 use crate::source::audit::SourceAudit;
@@ -59,9 +60,7 @@ pub(crate) struct Streaming<'m> {
     hinting: Option<Hinting>,
     /// None: RAM is sent.
     pub(super) mapped: Option<MappedRam>,
-    /// Whether QEMU has reported that its migration has completed. It releases the VM a moment
-    /// later.
-    pub(super) completes: bool,
+    pub(super) release: Release,
 }
 
 impl<'m> Journaled<Prepared<'m>> {
@@ -92,7 +91,7 @@ impl<'m> Journaled<Prepared<'m>> {
             hints,
             hinting: None,
             mapped,
-            completes: false,
+            release: Release::Awaited,
         };
         let mut journaled = Journaled { phase: streaming, driver, fate };
         match journaled.phase.begin(tap, chosen.as_ref()) {
