@@ -25,8 +25,8 @@ impl Registry {
     /// Ends every other QEMU of a VM than this one, which then gets their taps. May be called
     /// again.
     ///
-    /// The VM stands still meanwhile, and a QEMU that has much memory takes long to exit. So it is
-    /// not waited for longer than needed: one that does nothing any more writes to no RAM, and has
+    /// The VM stands still meanwhile, and a QEMU with much memory takes long to exit. So without
+    /// taps that is not waited for: one that does nothing any more writes to no RAM, and has
     /// released the images of disks.
     pub(crate) fn be_alone(&self, name: &str, one: &Machine) -> Result<(), String> {
         let dir = self.state().vm(name);
@@ -39,9 +39,9 @@ impl Registry {
         let former = former.unwrap_or_default();
         let joining = noted.map_or_else(|| note(&dir, &taps, &former), Ok);
         let kept = joining.and_then(|joining| former.keep(&joining).map(|()| joining));
-        let alone = kept.and_then(|joining| {
-            self.end_besides(name, &one.record(), until(&joining)).map(|()| joining)
-        });
+        // Only an open file that is closed leaves its queue to another one.
+        let end = || self.end_besides(name, &one.record(), Until::Exited);
+        let alone = kept.and_then(|joining| end().map(|()| joining));
         let joining = match alone {
             Ok(joining) => joining,
             Err(why) => {
@@ -118,16 +118,6 @@ impl Registry {
     }
 }
 
-/// How far a QEMU has to have ended before another one gets its taps. A device with one queue
-/// accepts no other before that is closed. One that may have several would accept it, and lose the
-/// packets for the former ones.
-fn until(joining: &[Joining]) -> Until {
-    match joining.iter().any(|one| one.kind.multi_queue) {
-        true => Until::Exited,
-        false => Until::Closing,
-    }
-}
-
 /// Notes how the next QEMU's open files join the former one's taps.
 fn note(dir: &Path, taps: &JoiningTaps, former: &FormerTaps) -> Result<Vec<Joining>, String> {
     let mut joining = taps.joining().map_err(|error| error.to_string())?;
@@ -171,28 +161,18 @@ mod tests {
 
     use super::*;
 
-    fn joining(multi_queue: bool) -> Joining {
-        Joining {
-            name: "tap0".to_owned(),
-            kind: Kind { virtio_header: true, multi_queue },
-            header_bytes: Some(12),
-            enabled: vec![true, false],
-            is_temporary: true,
-        }
-    }
-
-    #[test]
-    fn a_device_that_would_accept_another_queue_waits_for_the_former_qemus_exit() {
-        assert_eq!(until(&[joining(false), joining(false)]), Until::Closing);
-        assert_eq!(until(&[joining(false), joining(true)]), Until::Exited);
-    }
-
     #[test]
     fn what_is_kept_is_read_again_until_it_is_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read(dir.path()), Ok(None));
         forget(dir.path()).unwrap();
-        let joining = joining(true);
+        let joining = Joining {
+            name: "tap0".to_owned(),
+            kind: Kind { virtio_header: true, multi_queue: true },
+            header_bytes: Some(12),
+            enabled: vec![true, false],
+            is_temporary: true,
+        };
         write(dir.path(), std::slice::from_ref(&joining)).unwrap();
         assert_eq!(read(dir.path()), Ok(Some(vec![joining])));
         fs::write(dir.path().join(FILE), "[").unwrap();
