@@ -161,14 +161,7 @@ impl MappedRam {
 
     /// All pieces, each once. However many are taken, they are spread evenly.
     fn spread(&self) -> impl Iterator<Item = Piece> {
-        let all = self.pieces();
-        let step = step(all);
-        let turns = (0..all).scan(0, move |next, _| {
-            let now = *next;
-            *next = (now + step) % all;
-            Some(now)
-        });
-        turns.filter_map(|nth| self.piece(nth))
+        turns(self.pieces()).filter_map(move |nth| self.piece(nth))
     }
 
     /// How many pieces it has.
@@ -218,16 +211,13 @@ fn pieces_in(bytes: u64) -> u64 {
     (bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64).div_ceil(PIECE_BYTES as u64)
 }
 
-/// The step from one piece to the next of so many, in turns that pass each once: by the golden
-/// section, with which the first ones are spread as evenly as all.
-fn step(pieces: u64) -> u64 {
-    let golden = pieces / 1000 * 618 + pieces % 1000 * 618 / 1000;
-    (golden.max(1)..pieces).find(|step| divisor(*step, pieces) == 1).unwrap_or(1)
-}
-
-/// The greatest common divisor.
-fn divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { divisor(b, a % b) }
+/// The numbers below this one, each once: at every half, then at every quarter, and so on. So
+/// however many are taken, no gap is longer than twice the mean.
+fn turns(count: u64) -> impl Iterator<Item = u64> {
+    let all = count.next_power_of_two();
+    let unused = u64::BITS - all.trailing_zeros();
+    let reversed = move |turn: u64| turn.reverse_bits().checked_shr(unused).unwrap_or(0);
+    (0..all).map(reversed).filter(move |nth| *nth < count)
 }
 
 fn unread(error: RamError) -> MigrationError {
@@ -292,7 +282,7 @@ mod tests {
     #[test]
     fn a_page_that_a_load_has_changed_is_found() {
         for (mib, audit) in [(32, Audit::On), (32, Audit::Deep)] {
-            let (mut ram, mapping, counted) = mapped(mib, audit);
+            let (mut ram, mapping, counted) = mapped(mib, audit, Duration::MAX);
             mapping.fill(MIB, MIB, 7).unwrap();
             ram.keep().unwrap();
             assert_eq!(counted.kept.load(Relaxed), 1);
@@ -330,19 +320,18 @@ mod tests {
 
     #[test]
     fn pieces_are_each_read_once_and_the_first_ones_are_spread_evenly() {
-        for pieces in [0, 1, 2, 999, 1000, 1618, 4096, 131_072, 1_000_003] {
-            let step = step(pieces);
-            let turns = (0..pieces).map(|nth| nth * step % pieces);
-            let mut seen: Vec<u64> = turns.clone().collect();
+        for pieces in [0, 1, 2, 3, 999, 1000, 16_384, 131_073, 1_000_003] {
+            let mut seen: Vec<u64> = turns(pieces).collect();
             seen.sort_unstable();
             assert!(seen.into_iter().eq(0..pieces), "{pieces}");
-            if pieces < 4096 {
-                continue;
+            for count in [16, 400, 1000] {
+                let mut first: Vec<u64> = turns(pieces).take(count).collect();
+                first.push(pieces);
+                first.sort_unstable();
+                let widest = first.windows(2).map(|pair| pair[1] - pair[0]).max();
+                let mean = pieces.div_ceil(count as u64);
+                assert!(widest <= Some(2 * mean), "{count} of {pieces}: {widest:?}");
             }
-            let mut first: Vec<u64> = turns.take(128).collect();
-            first.sort_unstable();
-            let widest = first.windows(2).map(|pair| pair[1] - pair[0]).max();
-            assert!(widest < Some(pieces / 128 * 3), "{pieces}: {widest:?}");
         }
     }
 
