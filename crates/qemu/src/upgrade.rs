@@ -153,8 +153,8 @@ pub enum Obstacle {
     },
     /// Its cgroup has less memory than that takes.
     #[error(
-        "a copy of its RAM takes {} MiB (what it has touched, and a quarter of the rest, which it \
-         may touch meanwhile), and its cgroup leaves {} MiB: raise its limit (MemoryMax= of its \
+        "a copy of its RAM takes {} MiB (what it has touched, and a quarter of the rest for what \
+         it touches meanwhile), and its cgroup leaves {} MiB: raise its limit (MemoryMax= of its \
          scope, or of a slice above it)",
         needed >> 20,
         free >> 20

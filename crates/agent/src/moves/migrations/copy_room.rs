@@ -77,9 +77,8 @@ fn missing(room: u64, touched: u64, copied: u64) -> Option<String> {
     let left = touched.saturating_sub(copied);
     (room < left).then(|| {
         format!(
-            "{} MiB of what the VM has touched are yet to be copied, and its cgroup leaves {} MiB, \
-             since it touched more meanwhile: raise its limit (MemoryMax= of its scope, or of a \
-             slice above it)",
+            "{} MiB of what the VM has touched are yet to be copied, and its cgroup leaves {} MiB \
+             by now: raise its limit (MemoryMax= of its scope, or of a slice above it)",
             left >> 20,
             room >> 20
         )
