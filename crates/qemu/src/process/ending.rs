@@ -46,16 +46,13 @@ pub(super) fn has_ended(pid: u32, until: Until) -> bool {
 /// read.
 fn all_threads_end(pid: u32) -> bool {
     let Some(threads) = threads(pid) else { return false };
+    // A list that is read while threads end may lack others. So of the list, as many have to end as
+    // the process has threads afterwards. One that is not there any more, or can't be read, counts
+    // as missing.
+    let Some(count) = field(pid, "stat", THREADS) else { return false };
     let flags = |thread: &u32| field(pid, &format!("task/{thread}/stat"), FLAGS);
-    // One that has ended has no flags any more.
-    if threads.iter().filter_map(flags).any(|flags| flags & ENDING == 0) {
-        return false;
-    }
-    // A list that is read while threads end may lack others. It has all of them if the process has
-    // no more threads than there are of the list, afterwards.
-    let count = field(pid, "stat", THREADS);
-    let listed = threads.iter().filter_map(flags).count();
-    listed > 0 && count == Some(listed as u64)
+    let ending = threads.iter().filter_map(flags).filter(|flags| flags & ENDING != 0).count();
+    ending > 0 && ending as u64 == count
 }
 
 fn threads(pid: u32) -> Option<Vec<u32>> {
