@@ -11,6 +11,7 @@ mod graph;
 mod matching;
 mod plugged;
 mod reading;
+mod services;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -26,7 +26,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 
 use crate::reader::{abandon, came_back};
-use crate::{Layer, OpenError, Opening};
+use crate::{Layer, NfsFile, OpenError, Opening};
 
 /// A shell knows its process id, which the program then has: the program accepts an
 /// inherited socket only if `LISTEN_PID` is its own id.
@@ -58,7 +58,23 @@ impl Exporter {
         image: &Layer,
         direct: bool,
     ) -> Result<(Self, UnixStream), OpenError> {
-        let options = options(image, direct, how.user.as_ref())?;
+        Self::serve(how, &options(image, direct, how.user.as_ref())?, direct)
+    }
+
+    /// The same for an image on an NFS server. A `qemu-nbd` without QEMU's NFS client shows only
+    /// when the connection is used, too.
+    ///
+    /// # Errors
+    /// As [`Exporter::start`].
+    pub fn of_nfs(how: &Opening, file: &NfsFile) -> Result<(Self, UnixStream), OpenError> {
+        Self::serve(how, &nfs_options(file)?, true)
+    }
+
+    fn serve(
+        how: &Opening,
+        options: &Value,
+        direct: bool,
+    ) -> Result<(Self, UnixStream), OpenError> {
         let dir = &how.dir;
         let (listener, socket) = connected(dir).map_err(OpenError::Local)?;
         let words = tempfile::tempfile_in(dir).map_err(OpenError::Local)?;
@@ -158,23 +174,47 @@ fn connected(dir: &Path) -> io::Result<(UnixListener, UnixStream)> {
 
 /// The image in the form of QEMU's options.
 fn options(image: &Layer, direct: bool, user: Option<&User>) -> Result<Value, OpenError> {
-    let mut options = layer(image, user)?;
+    Ok(only_read(layer(image, user)?, direct))
+}
+
+/// Options of an image that nothing is written to.
+fn only_read(mut options: Value, direct: bool) -> Value {
     // The files below inherit these.
     options["read-only"] = true.into();
     options["force-share"] = true.into();
     options["cache"] = json!({ "direct": direct });
-    Ok(options)
+    options
+}
+
+/// The same of an image on an NFS server.
+fn nfs_options(image: &NfsFile) -> Result<Value, OpenError> {
+    check_format(&image.format, &image.to_string())?;
+    let server = json!({ "type": "inet", "host": image.server });
+    let mut file = json!({ "driver": "nfs", "server": server, "path": image.path });
+    for (name, id) in [("user", image.user), ("group", image.group)] {
+        if let Some(id) = id {
+            file[name] = id.into();
+        }
+    }
+    let options = json!({ "driver": image.format, "file": file, "backing": null });
+    Ok(only_read(options, true))
+}
+
+/// Refuses what is not the name of a format.
+fn check_format(format: &str, what: &str) -> Result<(), OpenError> {
+    let known = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if format.is_empty() || !format.chars().all(known) {
+        let reason = format!("'{format}' is not a format");
+        return Err(OpenError::Image { what: what.to_owned(), reason });
+    }
+    Ok(())
 }
 
 /// An image and those behind it. A header's backing file is overridden by `null`, or by a format
 /// over a file. With other options, such as a bare file's, QEMU opens what the header names, too.
 fn layer(image: &Layer, user: Option<&User>) -> Result<Value, OpenError> {
     let Layer { path, format, data_file, backing } = image;
-    let known = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    if format.is_empty() || !format.chars().all(known) {
-        let reason = format!("'{format}' is not a format");
-        return Err(OpenError::Image { what: path.display().to_string(), reason });
-    }
+    check_format(format, &path.display().to_string())?;
     let backing = backing.as_deref().map(|backing| layer(backing, user)).transpose()?;
     let mut options = json!({ "driver": format, "file": file(path, user)?, "backing": backing });
     if let Some(data_file) = data_file {
@@ -228,5 +268,23 @@ mod tests {
         let expected = json!({ "driver": "qcow2", "file": file("top"), "backing": base,
             "read-only": true, "force-share": true, "cache": { "direct": false } });
         assert_eq!(options(&top, false, None).unwrap(), expected);
+    }
+
+    #[test]
+    fn an_image_on_an_nfs_server_is_only_read() {
+        let image = NfsFile {
+            server: "10.0.0.1".to_owned(),
+            path: "/vms/a\",b".to_owned(),
+            user: Some(64055),
+            group: None,
+            format: "qcow2".to_owned(),
+        };
+        let file = json!({ "driver": "nfs", "server": { "type": "inet", "host": "10.0.0.1" },
+            "path": "/vms/a\",b", "user": 64055 });
+        let expected = json!({ "driver": "qcow2", "file": file, "backing": null,
+            "read-only": true, "force-share": true, "cache": { "direct": true } });
+        assert_eq!(nfs_options(&image).unwrap(), expected);
+        let odd = NfsFile { format: "raw,x=y".to_owned(), ..image };
+        assert!(nfs_options(&odd).unwrap_err().to_string().contains("nfs://10.0.0.1/vms"));
     }
 }

@@ -1,5 +1,6 @@
 //! Images, and how they are opened.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ pub enum Image {
     },
     /// Another format, which `qemu-nbd` reads.
     Format(Layer),
+    /// A file on an NFS server, which `qemu-nbd` reads: this host may not have it mounted.
+    Nfs(NfsFile),
     /// An export of a server of the storage.
     Nbd {
         /// Where it listens.
@@ -62,9 +65,31 @@ impl Layer {
     }
 }
 
+/// An image on an NFS server that the VM's QEMU is a client of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NfsFile {
+    /// The server's name or address.
+    pub server: String,
+    /// The file's path there.
+    pub path: String,
+    /// Whom QEMU gives as the file's user; `None`: the user that reads.
+    pub user: Option<u64>,
+    /// The same of the group.
+    pub group: Option<u64>,
+    /// QEMU's name of the format. There is no other file behind the image.
+    pub format: String,
+}
+
+impl fmt::Display for NfsFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "nfs://{}{}", self.server, self.path)
+    }
+}
+
 impl Image {
     fn name(&self) -> String {
         match self {
+            Self::Nfs(file) => file.to_string(),
             Self::Raw { path, .. } | Self::Format(Layer { path, .. }) => path.display().to_string(),
             Self::Nbd { endpoint, export } => format!("'{export}' at {endpoint}"),
         }
@@ -172,6 +197,15 @@ fn reach(image: &Image, how: &Opening) -> Result<Opened, OpenError> {
             let source = connected
                 .map_err(|(exporter, error)| exporter.failed(&layer.path, &error.to_string()))?;
             Ok(Opened { source: Box::new(source), cached: !direct })
+        }
+        Image::Nfs(file) => {
+            let (exporter, socket) = Exporter::of_nfs(how, file)?;
+            let connected = NbdSource::of(exporter, socket, how.in_flight, how.patience);
+            let named = PathBuf::from(file.to_string());
+            let source = connected
+                .map_err(|(exporter, error)| exporter.failed(&named, &error.to_string()))?;
+            // QEMU's client has no cache of its own unless it is given one.
+            Ok(Opened { source: Box::new(source), cached: false })
         }
         Image::Nbd { endpoint, export } => {
             let source = NbdSource::connect(endpoint, export, how.in_flight)?;

@@ -12,7 +12,7 @@
 //! time, while the caller takes those with the highest offsets, to request them over
 //! the network; both stop where they meet. [`FileSource`] reads a raw image,
 //! [`NbdSource`] an NBD export, and [`Exporter`] makes one of an image in any format
-//! that QEMU knows. [`open`] chooses.
+//! that QEMU knows, or of one on an NFS server. [`open`] chooses.
 //!
 //! **What is read may be anything.** The guest may have written the block since its
 //! content was announced, or write it during the read; the storage may be the wrong
@@ -52,7 +52,7 @@ pub use consumer::{Consumer, Pages};
 pub use exporter::Exporter;
 pub use failure::{Failure, OpenError};
 pub use file::FileSource;
-pub use image::{Image, Layer, Opened, Opening, Opens, begin_to_open, open};
+pub use image::{Image, Layer, NfsFile, Opened, Opening, Opens, begin_to_open, open};
 pub use nbd::reader::Endpoint;
 pub use pace::Pace;
 pub use probe::Probe;

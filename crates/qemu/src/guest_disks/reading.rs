@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::graph::{Graph, Node};
+use super::services::{nbd, nfs, number};
 use crate::disks::NETWORK;
 
 /// A tree of more nodes is a loop.
@@ -293,6 +294,12 @@ impl<'g, 'a> Walk<'g, 'a> {
                 })?;
                 protocol = found;
             }
+            "nfs" => {
+                let found = nfs(node, &protocol).ok_or_else(|| {
+                    format!("its NFS server is not to be read from `{}`", node.file)
+                })?;
+                protocol = found;
+            }
             _ if protocol.is_empty() => {
                 protocol.insert("filename".to_owned(), node.file.into());
             }
@@ -316,43 +323,6 @@ fn filename(node: &Node<'_>) -> Option<String> {
         return Some(node.file.to_owned()).filter(|name| !name.is_empty());
     }
     Some(described(node).ok()?.get("filename")?.as_str()?.to_owned())
-}
-
-/// A number, which may be written as a string.
-fn number(value: &Value) -> Result<u64, String> {
-    let text = || value.as_str()?.parse().ok();
-    value.as_u64().or_else(text).ok_or_else(|| format!("it starts or ends at `{value}`"))
-}
-
-/// An NBD node's server and export: from a description in JSON, or from
-/// `nbd://HOST:PORT/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`, in which QEMU
-/// escapes nothing.
-fn nbd(node: &Node<'_>, options: &Map<String, Value>) -> Option<Map<String, Value>> {
-    let (server, export) = if node.file.starts_with("json:") {
-        let dotted = |name: &str| options.get(&format!("server.{name}"));
-        let one = |name: &str| options.get("server").and_then(|server| server.get(name));
-        let text = |name: &str| dotted(name).or_else(|| one(name))?.as_str();
-        let server = match text("type")? {
-            "inet" => inet(text("host")?, text("port")?),
-            "unix" => json!({ "type": "unix", "path": text("path")? }),
-            _ => return None,
-        };
-        (server, options.get("export").and_then(Value::as_str).unwrap_or_default())
-    } else if let Some(rest) = node.file.strip_prefix("nbd+unix://") {
-        let (export, path) = rest.rsplit_once("?socket=")?;
-        (json!({ "type": "unix", "path": path }), export.strip_prefix('/').unwrap_or(export))
-    } else {
-        let rest = node.file.strip_prefix("nbd://")?;
-        let (address, export) = rest.split_once('/').unwrap_or((rest, ""));
-        let (host, port) = address.rsplit_once(':')?;
-        (inet(host, port), export)
-    };
-    Some(Map::from_iter([("server".to_owned(), server), ("export".to_owned(), export.into())]))
-}
-
-fn inet(host: &str, port: &str) -> Value {
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    json!({ "type": "inet", "host": bare, "port": port })
 }
 
 fn server(options: &Value) -> Option<NbdServer> {

@@ -180,6 +180,24 @@ fn protocols_are_taken_as_their_qemu_has_them() {
     let rbd = json!({ "driver": "rbd", "pool": "p", "image": "i" });
     let told = "json:{\"driver\": \"rbd\", \"pool\": \"p\", \"image\": \"i\"}";
     assert_eq!(at("rbd", told).reading, with(rbd));
+    let nfs = |host: &str, path: &str| {
+        let server = json!({ "type": "inet", "host": host });
+        json!({ "driver": "nfs", "server": server, "path": path })
+    };
+    for (told, host, path) in [
+        ("nfs://store/vms/a.img", "store", "/vms/a.img"),
+        ("nfs://::1/a?b", "::1", "/a?b"),
+        ("json:{\"server.host\": \"h\", \"path\": \"/a\"}", "h", "/a"),
+        ("json:{\"server\": {\"host\": \"h\"}, \"path\": \"/a\", \"user\": 0}", "h", "/a"),
+    ] {
+        assert_eq!(at("nfs", told).reading, with(nfs(host, path)), "{told}");
+    }
+    let mut owned = nfs("store", "/a");
+    (owned["user"], owned["group"]) = (1.into(), 2.into());
+    assert_eq!(at("nfs", "nfs://store/a?uid=1&gid=2").reading, with(owned));
+    for told in ["nfs:old", "nfs:///a", "json:{\"path\": \"/a\"}"] {
+        assert!(why_not(&at("nfs", told)).contains("NFS server"), "{told}");
+    }
 }
 
 #[test]

@@ -8,7 +8,9 @@ use dedup::storage::Disks;
 use host::rights::User;
 use qemu::guest_disks::{GuestDisk, NbdServer, Reading};
 use serde_json::Value;
-use storage::{Endpoint, Image, Layer, Opened, Opening, Opens, Pace, Settings, begin_to_open};
+use storage::{
+    Endpoint, Image, Layer, NfsFile, Opened, Opening, Opens, Pace, Settings, begin_to_open,
+};
 use wire::StorageOrder;
 
 use crate::host::Local;
@@ -105,15 +107,40 @@ fn begin(disk: &GuestDisk, local: &Local, user: Option<&User>) -> Result<Opens, 
             Image::Nbd { endpoint, export: export.clone() }
         }
         Reading::Nbd { .. } => return Err("it is only a part of an NBD export".to_owned()),
-        Reading::ByQemuNbd { image } => of_a_format(image)?,
+        Reading::ByQemuNbd { image } => match on_nfs(image) {
+            Some(file) => Image::Nfs(file),
+            None => of_a_format(image)?,
+        },
         Reading::No { reason } => return Err(reason.clone()),
     };
     let mut how = Opening::new(&local.scratch);
     how.user = user.cloned();
-    if let Image::Format(_) = image {
+    if let Image::Format(_) | Image::Nfs(_) = image {
         how.qemu_nbd = local.programs.tool("qemu-nbd", None).map_err(|error| error.to_string())?;
     }
     begin_to_open(&image, &how).map_err(|error| error.to_string())
+}
+
+/// An image on an NFS server. None if it is elsewhere, or not all that belongs to the disk.
+fn on_nfs(image: &Value) -> Option<NfsFile> {
+    /// Options by which the disk has other content than the file.
+    const MORE: [&str; 4] = ["backing", "data-file", "offset", "size"];
+    let given = |option: &str| image.get(option).is_some_and(|value| !value.is_null());
+    let is_nfs = |node: &Value| node["driver"] == "nfs";
+    let (format, file) = if is_nfs(image) {
+        ("raw", image)
+    } else if is_nfs(&image["file"]) && !MORE.into_iter().any(given) {
+        (image["driver"].as_str()?, &image["file"])
+    } else {
+        return None;
+    };
+    Some(NfsFile {
+        server: file["server"]["host"].as_str()?.to_owned(),
+        path: file["path"].as_str()?.to_owned(),
+        user: file["user"].as_u64(),
+        group: file["group"].as_u64(),
+        format: format.to_owned(),
+    })
 }
 
 /// An image of a format, in a file, with the files that belong to it.
@@ -212,6 +239,27 @@ mod tests {
             ..Layer::alone("/srv/a".into(), "qcow2")
         };
         assert_eq!(of_a_format(&top), Ok(Image::Format(expected)));
+    }
+
+    #[test]
+    fn images_on_an_nfs_server_are_read_if_nothing_else_belongs_to_them() {
+        let server = json!({ "type": "inet", "host": "store" });
+        let nfs = json!({ "driver": "nfs", "server": server, "path": "/a", "group": 7 });
+        let expected = |format: &str| {
+            Some(NfsFile {
+                server: "store".to_owned(),
+                path: "/a".to_owned(),
+                user: None,
+                group: Some(7),
+                format: format.to_owned(),
+            })
+        };
+        assert_eq!(on_nfs(&nfs), expected("raw"));
+        assert_eq!(on_nfs(&qcow2(&nfs, &Value::Null)), expected("qcow2"));
+        let part = json!({ "driver": "raw", "offset": 512, "file": nfs });
+        for other in [qcow2(&nfs, &in_file("file", "/b")), part, in_file("file", "/b")] {
+            assert_eq!(on_nfs(&other), None, "{other}");
+        }
     }
 
     #[test]
