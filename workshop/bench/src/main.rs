@@ -232,6 +232,9 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
                 setup::apparmor()?;
                 setup::nft()?;
                 setup::chromium()?;
+                if let Err(error) = setup::nfs(&kit) {
+                    eprintln!("setup: the test with images on NFS is left out: {error}");
+                }
             }
             if *field && let Err(error) = field_guest(&kit) {
                 eprintln!("setup: tests of the field lab are left out: {error}");

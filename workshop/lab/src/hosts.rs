@@ -20,7 +20,7 @@ pub use link::Link;
 pub use outside::Outside;
 pub use racks::{Crossed, Edges, Layout, RackHost, Racks};
 pub use stale::{abandon, clean};
-pub use storage::Storage;
+pub use storage::{NfsServer, Storage};
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};

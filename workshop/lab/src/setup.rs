@@ -11,6 +11,7 @@ mod host_root;
 mod initramfs;
 mod install;
 mod libvirt;
+mod nfs;
 mod nft;
 mod qemus;
 mod ssh;
@@ -30,6 +31,7 @@ pub use field::{Image, Kernel, Release};
 pub use host_root::HOSTS_QEMU;
 pub use libvirt::Libvirt;
 pub(crate) use libvirt::MODULES as QEMU_MODULES;
+pub use nfs::Nfs;
 pub use nft::Nft;
 pub(crate) use store::VARIABLE as STORE_VARIABLE;
 pub use store::{remove_store, store};
@@ -361,6 +363,14 @@ pub fn sshd() -> Result<PathBuf> {
 /// If it isn't available.
 pub fn nft() -> Result<Nft> {
     nft::nft(&store())
+}
+
+/// An NFS server in user space, and a client for the kit's QEMU and the distribution's tools.
+///
+/// # Errors
+/// If it isn't available.
+pub fn nfs(kit: &Kit) -> Result<Nfs> {
+    nfs::ensure(&store(), kit)
 }
 
 /// Xen and what its emulated hosts boot.

@@ -12,9 +12,10 @@ use std::time::Duration;
 use api::GuestHelper;
 use cachemap::{Budget, CacheMap, PAGE_BYTES, Run};
 use lab::guest::{Guest, GuestSpec};
-use lab::hosts::RUN_DIR;
+use lab::hosts::{RUN_DIR, Storage};
 use lab::setup::{self, Kit};
 use qemu::guest_port::{self, GuestError, Patience};
+use serde_json::Value;
 
 use crate::memory::guest_ram;
 use crate::{MIB, Side, World, assert_no_page_is_wrong, guest, own_qmp_argument, until};
@@ -160,6 +161,8 @@ pub enum Reached {
     Qcow2,
     /// An NBD server; see [`export`].
     Nbd,
+    /// An NFS server of a storage host, which QEMU reaches by itself.
+    Nfs,
 }
 
 /// The same with disks that are reached in this way.
@@ -205,6 +208,14 @@ fn with_disks(world: &World, name: &str, serials: [&str; 2], reached: Reached) -
                 let path = format!("{RUN_DIR}/{}", nbd_socket(serial));
                 let server = format!("file.server.type=unix,file.server.path={path}");
                 format!("if=none,id={serial},format=raw,file.driver=nbd,{server}")
+            }
+            Reached::Nfs => {
+                let node = Storage::nfs_node(&format!("{serial}.img"));
+                let text = |value: &Value| value.as_str().unwrap().to_owned();
+                let (host, path) = (text(&node["server"]["host"]), text(&node["path"]));
+                let server = format!("file.server.type=inet,file.server.host={host}");
+                let image = format!("file.driver=nfs,{server},file.path={path}");
+                format!("if=none,id={serial},format=raw,cache.direct=on,{image}")
             }
         };
         let device = format!("virtio-blk-pci,drive={serial},serial={serial}");

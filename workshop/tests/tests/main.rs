@@ -55,6 +55,7 @@ mod managers;
 mod memory;
 mod messages;
 mod moves;
+mod nfs;
 mod owner;
 mod page_cache;
 mod panics;

@@ -8,7 +8,7 @@ use lab_guest::cache::Use;
 
 use super::figures::{CacheFigures, Course};
 use super::files::Files;
-use super::scenarios::{CacheScenario, Contestant, Links};
+use super::scenarios::{CacheScenario, Contestant, Links, San};
 use crate::contender::{Ground, Moved};
 use crate::contest::save;
 use crate::cpu::{self, CpuMeter};
@@ -17,7 +17,7 @@ use crate::result::Run;
 use crate::warm;
 use lab::error::{LabError, Result};
 use lab::guest::Guest;
-use lab::hosts::{Hosts, Storage};
+use lab::hosts::{Hosts, NfsServer, Storage};
 use lab::setup::{self, Kit};
 
 /// Memory to warm for the arriving guest and for buffers of the transfer.
@@ -52,10 +52,10 @@ pub(super) fn run(
 ) -> Result<Run> {
     let hosts = Hosts::new(links.network())?;
     let storage = Storage::join(&hosts)?;
-    storage.serve(&files.image(), links.requests_per_s())?;
+    let (_server, disk) = serve(kit, links, &storage, files)?;
     let mut spec = scenario.guest();
     spec.initrd = Some(setup::helper_initrd(kit)?);
-    spec.extra.extend(Storage::arguments());
+    spec.extra.extend(disk);
     let (downtime_goal, timeout) = (scenario.goal(), scenario.timeout());
     let ground = Ground { kit, hosts: &hosts, disk: None, downtime_goal, timeout, from: None };
     let guest = contestant.contender.start(&ground, &spec)?;
@@ -103,6 +103,23 @@ pub(super) fn run(
     let run = check(run, scenario, &guest)?;
     contestant.contender.stop();
     Ok(run)
+}
+
+/// Serves a copy of the image, by NBD or NFS; returns QEMU's arguments for the disk, too.
+fn serve(
+    kit: &Kit,
+    links: Links,
+    storage: &Storage,
+    files: &Files,
+) -> Result<(Option<NfsServer>, Vec<String>)> {
+    let image = files.image();
+    if links.san != San::Nfs {
+        storage.serve(&image, links.requests_per_s())?;
+        return Ok((None, Storage::arguments()));
+    }
+    let name = image.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let server = storage.serve_nfs(&setup::nfs(kit)?, &[image])?;
+    Ok((Some(server), Storage::nfs_arguments(&name)))
 }
 
 /// Moves the guest, which drops its page cache first if the contestant wants that. Slows the

@@ -46,6 +46,8 @@ pub enum San {
     Slows,
     /// As the network, with a disk that seeks for each request
     Seeks,
+    /// As the network, with an NFS server in place of an NBD server
+    Nfs,
 }
 
 /// The links of a contest.
@@ -71,7 +73,7 @@ impl Links {
     pub fn san_mbit(self) -> u32 {
         match self.san {
             San::Quarter => self.mbit / 4,
-            San::Same | San::Slows | San::Seeks => self.mbit,
+            San::Same | San::Slows | San::Seeks | San::Nfs => self.mbit,
             San::Double => self.mbit * 2,
         }
     }
@@ -92,6 +94,9 @@ impl Links {
 impl fmt::Display for Links {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "network {} Mbit/s, storage {} Mbit/s", self.mbit, self.san_mbit())?;
+        if self.san == San::Nfs {
+            write!(f, " by NFS")?;
+        }
         if let Some(requests) = self.requests_per_s() {
             write!(f, ", {requests} requests/s")?;
         }
@@ -306,6 +311,9 @@ mod tests {
         assert_eq!(label(500, San::Seeks), "cache-web-seeks");
         let seeks = Links { mbit: 500, san: San::Seeks }.to_string();
         assert_eq!(seeks, "network 500 Mbit/s, storage 500 Mbit/s, 200 requests/s");
+        assert_eq!(label(500, San::Nfs), "cache-web-nfs");
+        let nfs = Links { mbit: 500, san: San::Nfs }.to_string();
+        assert_eq!(nfs, "network 500 Mbit/s, storage 500 Mbit/s by NFS");
     }
 
     #[test]

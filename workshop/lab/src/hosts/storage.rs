@@ -2,18 +2,22 @@
 //! link to it is shaped and counted apart from all others.
 //!
 //! The disk is an NBD export of a file in the storage host's memory, so that measurements show the
-//! network and not a disk of this machine. The file is removed with the host.
+//! network and not a disk of this machine, or a file that an NFS server has there. The file is
+//! removed with the host.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::host::{Host, RUN_DIR};
 use super::link::shape;
 use super::{Hosts, counters};
-use crate::error::{LabError, Result};
+use crate::error::{LabError, Result, SystemContext};
 use crate::program;
+use crate::setup::Nfs;
 
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 10);
 const PORT: u16 = 10809;
@@ -30,6 +34,15 @@ const NODE: &str = "data";
 const SEEK_BYTES: u32 = 128 << 10;
 /// More than two QEMUs and an agent that reads.
 const CLIENTS_MAX: &str = "16";
+/// The NFS server, until it is killed.
+const SERVE_NFS: &str = include_str!("nfs.sh");
+/// Where it has the images, for its clients.
+const NFS_DIR: &str = "/mnt";
+/// Where its log is, in the storage host's own directory.
+const NFS_LOG: &str = "ganesha.log";
+/// Longest time until it serves.
+const SERVED_MAX: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(200);
 
 /// The storage host. Dropping it removes it with its content.
 #[derive(Debug)]
@@ -37,6 +50,17 @@ pub struct Storage {
     host: Host,
     a: String,
     b: String,
+}
+
+/// A running NFS server. Dropping it ends it.
+#[derive(Debug)]
+pub struct NfsServer(Child);
+
+impl Drop for NfsServer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 impl Storage {
@@ -80,14 +104,9 @@ impl Storage {
     /// # Errors
     /// If there is no room for it, or `qemu-nbd` fails.
     pub fn serve(&self, image: &Path, requests_per_s: Option<u32>) -> Result<()> {
-        let run = |program: &str, arguments: &[&str]| {
-            let found = program::find(program)
-                .ok_or_else(|| LabError::Missing { what: program.to_owned() })?;
-            program::output(self.host.command(found).args(arguments))
-        };
         let copy = format!("{RUN_DIR}/{IMAGE}");
-        run("mount", &["-t", "tmpfs", "-o", "size=75%", "storage", RUN_DIR])?;
-        run("cp", &["--sparse=always", &image.display().to_string(), &copy])?;
+        self.make_room()?;
+        self.keep(image, &copy)?;
         let (address, port) = (SERVER.to_string(), PORT.to_string());
         let place = ["--bind", &address, "--port", &port, "--export-name", EXPORT];
         let how = ["--cache", "unsafe", "--discard", "unmap", "--fork"];
@@ -103,23 +122,76 @@ impl Storage {
             Some(limit) => vec!["--object", limit.as_str(), "--image-opts", slow.as_str()],
             None => vec!["--format", "raw", copy.as_str()],
         };
-        run("qemu-nbd", &[&place[..], &how[..], &whom[..], &what[..]].concat()).map(drop)
+        self.run("qemu-nbd", &[&place[..], &how[..], &whom[..], &what[..]].concat()).map(drop)
+    }
+
+    /// Serves copies of images by NFS, under their own names, which any client may read and write.
+    ///
+    /// # Errors
+    /// If there is no room for them, or the server doesn't serve.
+    pub fn serve_nfs(&self, nfs: &Nfs, images: &[PathBuf]) -> Result<NfsServer> {
+        self.make_room()?;
+        for image in images {
+            self.keep(image, &format!("{RUN_DIR}/{}", file_name(image)))?;
+        }
+        let mut serve = self.host.command("unshare");
+        serve.args(["--mount", "sh", "-c", SERVE_NFS, "sh", RUN_DIR]);
+        serve.args([&nfs.home, &nfs.rpcbind, &nfs.ganesha, &nfs.modules]);
+        serve.env("LD_LIBRARY_PATH", &nfs.libraries).stdin(Stdio::null()).stdout(Stdio::null());
+        let server = NfsServer(serve.spawn().doing("start an NFS server")?);
+        let until = Instant::now() + SERVED_MAX;
+        for image in images {
+            // As its clients reach it: it listens before it is known which ports it has.
+            let image = Self::nfs_node(&file_name(image));
+            let look = || self.run("qemu-img", &["info", &format!("json:{image}")]);
+            while let Err(error) = look() {
+                if Instant::now() > until {
+                    let log = std::fs::read_to_string(self.host.inside(NFS_LOG));
+                    let detail = format!("{error}; {}", log.unwrap_or_default());
+                    let what = "the NFS server".to_owned();
+                    return Err(LabError::Silent { what, waited: SERVED_MAX, detail });
+                }
+                std::thread::sleep(LOOK);
+            }
+        }
+        Ok(server)
+    }
+
+    /// An image that is served by NFS, in the form of QEMU's options.
+    #[must_use]
+    pub fn nfs_node(name: &str) -> Value {
+        let server = json!({ "type": "inet", "host": SERVER.to_string() });
+        json!({ "driver": "nfs", "server": server, "path": format!("{NFS_DIR}/{name}") })
+    }
+
+    /// A directory in memory for the images.
+    fn make_room(&self) -> Result<()> {
+        self.run("mount", &["-t", "tmpfs", "-o", "size=75%", "storage", RUN_DIR]).map(drop)
+    }
+
+    fn keep(&self, image: &Path, copy: &str) -> Result<()> {
+        self.run("cp", &["--sparse=always", &image.display().to_string(), copy]).map(drop)
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        let missing = || LabError::Missing { what: program.to_owned() };
+        let found = program::find(program).ok_or_else(missing)?;
+        program::output(self.host.command(found).args(arguments))
     }
 
     /// QEMU's arguments for the disk, the same on both hosts. In JSON, as managers write them: so
     /// agents read them of VMs that they carry.
     #[must_use]
     pub fn arguments() -> Vec<String> {
-        let (below, cache) = (format!("{NODE}-nbd"), json!({ "direct": true }));
         let server =
             json!({ "type": "inet", "host": SERVER.to_string(), "port": PORT.to_string() });
-        let nbd = json!({ "driver": "nbd", "node-name": below, "server": server,
-            "export": EXPORT, "cache": cache, "discard": "unmap" });
-        let raw = json!({ "driver": "raw", "node-name": NODE, "file": below, "cache": cache,
-            "discard": "unmap" });
-        let [nbd, raw] = [nbd, raw].map(|node| node.to_string());
-        let device = format!("virtio-blk-pci,drive={NODE},id={NODE}-disk,serial={NODE}");
-        ["-blockdev", &nbd, "-blockdev", &raw, "-device", &device].map(str::to_owned).to_vec()
+        disk(json!({ "driver": "nbd", "server": server, "export": EXPORT }))
+    }
+
+    /// The same for an image of this name that is served by NFS.
+    #[must_use]
+    pub fn nfs_arguments(name: &str) -> Vec<String> {
+        disk(Self::nfs_node(name))
     }
 
     /// Sets the rate of both hosts' links, each way.
@@ -144,4 +216,21 @@ impl Storage {
             Ok(sum + counters::shaped(namespace)?.get(nic).copied().unwrap_or(0))
         })
     }
+}
+
+/// QEMU's arguments for a disk whose image is this node.
+fn disk(mut image: Value) -> Vec<String> {
+    let (below, cache) = (format!("{NODE}-image"), json!({ "direct": true }));
+    image["node-name"] = below.as_str().into();
+    image["cache"] = cache.clone();
+    image["discard"] = "unmap".into();
+    let raw = json!({ "driver": "raw", "node-name": NODE, "file": below, "cache": cache,
+        "discard": "unmap" });
+    let [image, raw] = [image, raw].map(|node| node.to_string());
+    let device = format!("virtio-blk-pci,drive={NODE},id={NODE}-disk,serial={NODE}");
+    ["-blockdev", &image, "-blockdev", &raw, "-device", &device].map(str::to_owned).to_vec()
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

@@ -289,10 +289,15 @@ pub(super) fn firmware() -> Result<()> {
     install::missing(&FIRMWARE)
 }
 
-/// Only root outside of user namespaces can make all of Debian's files.
-pub(super) fn require_root_of_all() -> Result<()> {
+/// Whether this is root outside of user namespaces.
+pub(super) fn is_root_of_all() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    if program::root() && map.split_whitespace().eq(["0", "0", "4294967295"]) {
+    program::root() && map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+/// Only that root can make all of Debian's files.
+pub(super) fn require_root_of_all() -> Result<()> {
+    if is_root_of_all() {
         return Ok(());
     }
     let text = "files of all of Debian's users need root, not a user namespace: run it as root or \

@@ -12,6 +12,8 @@ use crate::setup::apt::{Apt, Scratch, Sources, debian_release};
 use crate::setup::{CURRENT_SUITES, say};
 
 const NEWER: &str = "qemu-10.0";
+/// Its suite.
+pub(super) const NEWER_SUITE: &str = "bookworm-backports";
 /// Without `ipxe-qemu`: backports lacks it, and the system's serves both.
 const NEWER_PACKAGES: [&str; 4] =
     ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
@@ -35,9 +37,13 @@ pub(super) fn places(store: &Path) -> [PathBuf; 4] {
 /// The environment variable that the wrapper of an unpacked QEMU sets, and its value. A process
 /// that the wrapper has started does not show it on its command line.
 pub(super) fn environment(program: &Path) -> Option<String> {
+    modules(program).map(|modules| format!("QEMU_MODULE_DIR={}", modules.display()))
+}
+
+/// Where the modules of an unpacked QEMU are.
+pub(super) fn modules(program: &Path) -> Option<PathBuf> {
     let home = program.parent()?.parent()?;
-    let modules = home.join(LIBRARIES).join("qemu");
-    modules.is_dir().then(|| format!("QEMU_MODULE_DIR={}", modules.display()))
+    Some(home.join(LIBRARIES).join("qemu")).filter(|modules| modules.is_dir())
 }
 
 /// QEMU 10.0 from Debian's backports.
@@ -54,7 +60,7 @@ pub(super) fn newer(store: &Path) -> Result<PathBuf> {
     }
     say("unpacking QEMU 10.0 from bookworm-backports (7.2 loses pages under TCG; the system's \
          QEMU stays as it is)");
-    let apt = Apt::new(store, "backports", Sources::Suites(&["bookworm-backports"]))?;
+    let apt = Apt::new(store, "backports", Sources::Suites(&[NEWER_SUITE]))?;
     apt.update()?;
     let scratch = Scratch::new(store, "qemu")?;
     apt.unpack(&NEWER_PACKAGES, &scratch.0)?;
