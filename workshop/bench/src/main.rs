@@ -134,7 +134,7 @@ enum Action {
         #[command(flatten)]
         ram: relay::Ram,
     },
-    /// Read what a program in a guest reports (for `apps-postgres` and `apps-dbench`).
+    /// Read what a program in a guest reports (for `apps-*`).
     #[command(hide = true)]
     AppProgress {
         /// Port to listen on.

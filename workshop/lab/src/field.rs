@@ -20,7 +20,7 @@ pub use tpm::Tpm;
 
 use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::guest::{Guest, GuestSpec};
-use crate::hosts::{Host, Hosts, Link, Outside, RUN_DIR};
+use crate::hosts::{Host, Hosts, Link, Outside, RUN_DIR, Storage};
 use crate::program;
 use crate::setup::{self, Image, Kit, OVMF, Qemu};
 
@@ -43,12 +43,18 @@ const DATA_BYTES: u64 = 32 << 20;
 const APPS_DATA_BYTES: u64 = 512 << 20;
 /// QEMU's node name of that disk.
 pub const APPS_NODE: &str = "disk";
-/// Makes what programs of [`Machine::Apps`] find: a directory, a file that nothing writes to, and a
-/// database.
-const APPS_PREPARED: [&str; 2] = [
+/// Numbers of the exports with the system and the data of [`Snapshot::spec_from_storage`].
+pub const EXPORTED: [u16; 2] = [1, 2];
+/// Makes what programs of [`Machine::Apps`] find: a directory, a file that nothing writes to, a
+/// database, and a larger one in steps, none of which takes as long as an answer may.
+const APPS_PREPARED: [&str; 6] = [
     "mkdir /srv/dbench && head -c 32M /dev/urandom >/srv/kept && \
      sha256sum /srv/kept >/srv/kept.sum",
-    "su postgres -c 'createdb bench && pgbench --quiet --initialize --scale=5 bench' && sync",
+    "su postgres -c 'createdb bench && pgbench --quiet --initialize --scale=5 bench'",
+    "su postgres -c 'createdb large && pgbench --quiet -i -I dtg --scale=15 large'",
+    "su postgres -c 'pgbench --quiet -i -I v large'",
+    "su postgres -c 'pgbench --quiet -i -I p large'",
+    "sync",
 ];
 const MIB: u64 = 1 << 20;
 /// The guest takes its root from a disk, without a boot loader.
@@ -192,7 +198,8 @@ impl Snapshot {
         let home = &snapshot.home;
         let spec = snapshot.spec("field", &Disks::within(home));
         let argv = spec.argv(kit, &snapshot.qemu.program).join("\n");
-        let recipe = format!("{argv}\n{}\n", Outside::MAC);
+        let prepared: &[&str] = if machine == Machine::Apps { &APPS_PREPARED } else { &[] };
+        let recipe = format!("{argv}\n{}\n{}", Outside::MAC, prepared.join("\n"));
         let made_by = home.join("recipe");
         if fs::read_to_string(&made_by).is_ok_and(|old| old == recipe) {
             return Ok(snapshot);
@@ -336,10 +343,23 @@ impl Snapshot {
         spec
     }
 
+    /// A VM of [`Machine::Apps`] whose disks a storage host exports: [`EXPORTED`].
+    #[must_use]
+    pub fn spec_from_storage(&self, name: &str) -> GuestSpec {
+        let [root, data] = EXPORTED;
+        let root = format!("format=raw,{}", Storage::export_options(root, "file."));
+        let data = Storage::export_options(data, "");
+        let extra = apps_arguments(name, &root, &data);
+        // What remains of the disks' paths is in the arguments alone.
+        GuestSpec { extra, ..self.spec(name, &Disks::within(Path::new("/"))) }
+    }
+
     fn arguments(&self, vm: &str, disks: &Disks) -> Vec<String> {
         let Disks { root, data, sata, variables, shared } = disks;
         if self.machine == Machine::Apps {
-            return apps_arguments(vm, root, data);
+            let root = format!("format=qcow2,file={}", root.display());
+            let data = format!("driver=file,filename={}", data.display());
+            return apps_arguments(vm, &root, &data);
         }
         let port =
             |name: &str| format!("socket,id={name},path={RUN_DIR}/{vm}.{name},server=on,wait=off");
@@ -379,16 +399,20 @@ impl Snapshot {
     }
 }
 
-fn apps_arguments(vm: &str, root: &Path, data: &Path) -> Vec<String> {
-    let file = format!("driver=file,node-name={APPS_NODE}-file,filename={}", data.display());
+/// With the system's image as options of a drive, and the data's as options of a node.
+fn apps_arguments(vm: &str, root: &str, data: &str) -> Vec<String> {
+    let port = format!("socket,id=helper,path={RUN_DIR}/{vm}.helper,server=on,wait=off");
     let options = [
         ("-qmp", format!("unix:{RUN_DIR}/{vm}.monitor,server=on,wait=off")),
-        ("-drive", format!("file={},format=qcow2,if=none,id=root", root.display())),
-        ("-blockdev", file),
+        ("-chardev", port),
+        ("-drive", format!("{root},if=none,id=root")),
+        ("-blockdev", format!("{data},node-name={APPS_NODE}-file")),
         ("-blockdev", format!("driver=raw,node-name={APPS_NODE},file={APPS_NODE}-file")),
         ("-device", "virtio-blk-pci,drive=root,id=root".to_owned()),
         ("-device", format!("virtio-blk-pci,drive={APPS_NODE},id=data")),
         ("-device", "virtio-rng-pci,id=rng".to_owned()),
+        ("-device", "virtio-serial-pci,id=serial".to_owned()),
+        ("-device", "virtserialport,chardev=helper,name=org.droveway.guest.0".to_owned()),
     ];
     let words = options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
     words.chain(Outside::arguments()).collect()

@@ -1,6 +1,6 @@
 //! Whether a program's data is right after a move, by the program's own means.
 
-use super::App;
+use super::{App, AppScenario};
 use lab::error::{LabError, Result};
 use lab::guest::Guest;
 
@@ -12,16 +12,17 @@ const SUMS: &str = "select count(distinct sum) from (\
      select coalesce(sum(delta), 0) from pgbench_history) as sums";
 
 /// Ends a program's work, and checks its data; what clients have read is not part of it.
-pub(super) fn is_right(app: App, guest: &Guest) -> Result<bool> {
-    match app {
+pub(super) fn is_right(scenario: AppScenario, guest: &Guest) -> Result<bool> {
+    match scenario.app {
         App::Memcached => Ok(true),
-        App::Postgres => postgres(guest),
-        App::Dbench => dbench(guest),
+        App::Postgres => postgres(guest, scenario.database()),
+        App::Dbench => files(guest, "dbench"),
+        App::Postmark => files(guest, "postmark"),
     }
 }
 
-fn postgres(guest: &Guest) -> Result<bool> {
-    let query = format!("psql -qAt -c \"{SUMS}\" bench");
+fn postgres(guest: &Guest, database: &str) -> Result<bool> {
+    let query = format!("psql -qAt -c \"{SUMS}\" {database}");
     let line = format!("{}; su postgres -c '{query}'", ended("pgbench"));
     let Some(sums) = answer(guest, &line)? else { return Ok(false) };
     if sums.trim() != "1" {
@@ -34,12 +35,12 @@ fn postgres(guest: &Guest) -> Result<bool> {
     Ok(answer(guest, line)?.is_some())
 }
 
-/// The file system of the disk that has moved is sound, and a file that nothing has written to is
-/// on it as it was.
-fn dbench(guest: &Guest) -> Result<bool> {
+/// The file system of the disk that a program has written to is sound, and a file that nothing has
+/// written to is on it as it was.
+fn files(guest: &Guest, program: &str) -> Result<bool> {
     let line = "umount /srv && e2fsck -fn /dev/vdb && mount /srv && \
                 sha256sum --quiet --check /srv/kept.sum";
-    Ok(answer(guest, &format!("{}; {line}", ended("dbench")))?.is_some())
+    Ok(answer(guest, &format!("{}; {line}", ended(program)))?.is_some())
 }
 
 /// A line that ends a program, and waits until it has ended.

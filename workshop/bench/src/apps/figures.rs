@@ -10,7 +10,7 @@ use crate::served::Served;
 /// Work that the migration leaves until after the VM runs is its effect, too.
 pub(super) const AFTER: Duration = Duration::from_secs(3);
 
-/// What a program in a guest did: transactions, operations or answers.
+/// What a program in a guest did: transactions, operations, bytes or answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AppFigures {
     /// Per second before the migration.

@@ -3,15 +3,16 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::App;
 use super::figures::{AFTER, AppFigures};
+use super::one::FAST_MBIT;
+use super::{App, AppScenario, STORAGE_MBIT};
 use crate::contender::Moved;
 use crate::neighbour::AtWork;
 use crate::part;
 use crate::served::{Served, Serving};
 use lab::error::{LabError, Result};
 use lab::guest::Guest;
-use lab::hosts::Outside;
+use lab::hosts::{Outside, Storage};
 
 const PORT: u16 = 7816;
 /// The third host's address in the guests' network.
@@ -19,6 +20,8 @@ const OUTSIDE: &str = "10.78.0.1";
 /// Longest time until a program reports work.
 const READY_MAX: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(200);
+/// Files that Postmark has made before its transactions begin; some may have been deleted since.
+const POSTMARK_FILES: u32 = 450;
 /// How long it is watched before the migration, of which it reports once a second.
 const WATCH: Duration = Duration::from_secs(6);
 /// The last report is known after this time.
@@ -34,13 +37,28 @@ pub(super) enum Load {
 
 impl Load {
     /// Puts the program to work, and watches it for a while.
-    pub(super) fn start(app: App, guest: &Guest, outside: &Outside) -> Result<Self> {
+    pub(super) fn start(
+        scenario: AppScenario,
+        guest: &Guest,
+        outside: &Outside,
+        storage: Option<&Storage>,
+    ) -> Result<Self> {
+        if let Some(storage) = storage {
+            storage.shape(FAST_MBIT)?;
+            fill_cache(scenario.app, guest)?;
+            storage.shape(STORAGE_MBIT)?;
+        }
+        let app = scenario.app;
         let command = match app {
             App::Memcached => return Serving::start(outside).map(Self::Served),
             App::Postgres => {
-                "su postgres -c \"pgbench --no-vacuum --client=8 --time=3600 --progress=1 bench\""
+                // A database that writes as fast as it can leaves nothing that storage has.
+                let rate = if scenario.from_storage { " --rate=30" } else { "" };
+                let pgbench = "pgbench --no-vacuum --client=8 --time=3600 --progress=1";
+                format!("su postgres -c \"{pgbench}{rate} {}\"", scenario.database())
             }
-            App::Dbench => "stdbuf -oL dbench -D /srv/dbench -t 3600 2",
+            App::Dbench => "stdbuf -oL dbench -D /srv/dbench -t 3600 2".to_owned(),
+            App::Postmark => "sh /usr/local/lib/lab/report-postmark".to_owned(),
         };
         let mut child = part::start(&outside.host, &["app-progress", &PORT.to_string()])?;
         let reports = child.stdout.take();
@@ -78,4 +96,28 @@ impl Load {
             }
         }
     }
+}
+
+/// Has the page cache filled with what the program uses.
+fn fill_cache(app: App, guest: &Guest) -> Result<()> {
+    if app != App::Postmark {
+        let read = "sh cat /var/lib/postgresql/15/main/base/*/* >/dev/null";
+        return guest.ask(read).map(drop);
+    }
+    guest.ask("sh systemctl start postmark")?;
+    let began = Instant::now();
+    // It makes all its files first.
+    let made = || -> Result<u32> {
+        let counted = guest.ask("sh ls /srv/postmark | wc -l")?;
+        Ok(counted.trim().parse().unwrap_or(0))
+    };
+    while made()? < POSTMARK_FILES {
+        if began.elapsed() > READY_MAX {
+            let what = "Postmark in the guest".to_owned();
+            return Err(LabError::Silent { what, waited: READY_MAX, detail: String::new() });
+        }
+        thread::sleep(LOOK);
+    }
+    // As fast as it can, it would write all of memory again and again.
+    guest.ask("sh systemctl set-property --runtime postmark CPUQuota=10% && sync").map(drop)
 }

@@ -5,32 +5,31 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::load::Load;
-use super::{AppContest, GOAL, TIMEOUT, check, link};
+use super::{AppContest, AppScenario, GOAL, STORAGE_MBIT, TIMEOUT, check};
 use crate::contender::{Contender, Ground};
 use crate::contest::save;
 use crate::cpu::{self, CpuMeter};
 use crate::result::Run;
 use crate::{image, warm};
 use lab::error::{FileContext, Result};
-use lab::hosts::{Hosts, Outside, RUN_DIR};
+use lab::field::{self, Snapshot};
+use lab::guest::GuestSpec;
+use lab::hosts::{Hosts, Outside, RUN_DIR, Storage};
 
+const VM: &str = "bench";
 /// Memory to warm for the arriving guest and for buffers of the transfer.
 const WARM_BYTES: u64 = 1 << 30;
 /// Longest time until a moved guest reports again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 
+/// Rate of the storage links where nothing is measured.
+pub(super) const FAST_MBIT: u32 = 10_000;
+
 pub(super) fn run(contest: &AppContest<'_>, contender: &mut dyn Contender) -> Result<Run> {
     let AppContest { kit, scenario, snapshot } = *contest;
-    let hosts = Hosts::new(link())?;
+    let hosts = Hosts::new(scenario.link())?;
     let outside = Outside::join(&hosts)?;
-    let mut disks = snapshot.disks(&hosts.a.run_dir)?;
-    if scenario.app.moves_disk() {
-        // Where only its own host sees it.
-        let own = hosts.a.run_dir.join(image::FILE);
-        fs::rename(&disks.data, &own).at("rename", &own)?;
-        disks.data = Path::new(RUN_DIR).join(image::FILE);
-    }
-    let spec = snapshot.spec("bench", &disks);
+    let (spec, storage) = disks(scenario, snapshot, &hosts)?;
     let from = snapshot.incoming();
     let ground = Ground {
         kit,
@@ -42,7 +41,7 @@ pub(super) fn run(contest: &AppContest<'_>, contender: &mut dyn Contender) -> Re
     };
     let guest = contender.start(&ground, &spec)?;
     guest.expect_on(&hosts.b)?;
-    let load = Load::start(scenario.app, &guest, &outside)?;
+    let load = Load::start(scenario, &guest, &outside, storage.as_ref())?;
     warm::memory(WARM_BYTES);
     let cpu = CpuMeter::start(&[&hosts.a, &hosts.b], Vec::new(), cpu::OFTEN)?;
     let traffic = hosts.traffic()?;
@@ -58,7 +57,10 @@ pub(super) fn run(contest: &AppContest<'_>, contender: &mut dyn Contender) -> Re
     let wire_bytes = (hosts.traffic()? - traffic).bytes;
     let (app, served) = load.judge(&moved);
     let right = served.as_ref().is_none_or(|served| served.wrong == 0);
-    let right = check::is_right(scenario.app, &guest)? && right;
+    if let Some(storage) = &storage {
+        storage.shape(FAST_MBIT)?;
+    }
+    let right = check::is_right(scenario, &guest)? && right;
     let checked = guest.check()?;
     contender.stop();
     Ok(Run {
@@ -80,4 +82,27 @@ pub(super) fn run(contest: &AppContest<'_>, contender: &mut dyn Contender) -> Re
         served,
         ..Run::default()
     })
+}
+
+/// The guest with its disks as they were in the snapshot, and the storage host if they are there.
+fn disks(
+    scenario: AppScenario,
+    snapshot: &Snapshot,
+    hosts: &Hosts,
+) -> Result<(GuestSpec, Option<Storage>)> {
+    let mut disks = snapshot.disks(&hosts.a.run_dir)?;
+    if scenario.from_storage {
+        let storage = Storage::join(hosts)?;
+        let [root, data] = field::EXPORTED;
+        storage.export(root, &disks.root, "qcow2")?;
+        storage.export(data, &disks.data, "raw")?;
+        return Ok((snapshot.spec_from_storage(VM), Some(storage)));
+    }
+    if scenario.moves_disk() {
+        // Where only its own host sees it.
+        let own = hosts.a.run_dir.join(image::FILE);
+        fs::rename(&disks.data, &own).at("rename", &own)?;
+        disks.data = Path::new(RUN_DIR).join(image::FILE);
+    }
+    Ok((snapshot.spec(VM, &disks), None))
 }

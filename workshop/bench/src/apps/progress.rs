@@ -28,7 +28,7 @@ pub fn listen(port: u16) -> io::Result<()> {
 /// A program's work so far.
 #[derive(Debug, Default, PartialEq)]
 struct Work {
-    /// Transactions or operations.
+    /// Transactions, operations or bytes.
     done: f64,
     /// Seconds, of the last report with a rate.
     at_s: f64,
@@ -59,7 +59,7 @@ impl Work {
 enum Report {
     /// pgbench: how many transactions a second there were since the last line.
     Rate { at_s: f64, per_s: f64 },
-    /// DBench: how many operations there were so far.
+    /// How many operations of DBench, or bytes of Postmark, there were so far.
     Count(f64),
 }
 
@@ -70,7 +70,7 @@ impl Report {
             ["progress:", at, "s,", rate, "tps,", ..] => {
                 Some(Self::Rate { at_s: at.parse().ok()?, per_s: rate.parse().ok()? })
             }
-            [_, count, _, "MB/sec", "warmup" | "execute", ..] => {
+            [_, count, _, "MB/sec", "warmup" | "execute", ..] | ["bytes", count] => {
                 Some(Self::Count(count.parse().ok()?))
             }
             _ => None,
@@ -105,5 +105,13 @@ mod tests {
         assert!(!work.add("dbench version 4.00 - Copyright Andrew Tridgell 1999-2004"));
         assert!(!work.add("2 of 2 processes prepared for launch   0 sec"));
         assert!(!work.add("   2  cleanup   1 sec"));
+    }
+
+    #[test]
+    fn postmark_is_reported_in_bytes() {
+        let mut work = Work::default();
+        assert!(work.add("bytes 1000") && work.add("bytes 4500"));
+        assert_eq!(work.done, 4500.0);
+        assert!(!work.add("bytes"));
     }
 }

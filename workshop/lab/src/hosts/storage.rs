@@ -107,10 +107,6 @@ impl Storage {
         let copy = format!("{RUN_DIR}/{IMAGE}");
         self.make_room()?;
         self.keep(image, &copy)?;
-        let (address, port) = (SERVER.to_string(), PORT.to_string());
-        let place = ["--bind", &address, "--port", &port, "--export-name", EXPORT];
-        let how = ["--cache", "unsafe", "--discard", "unmap", "--fork"];
-        let whom = ["--shared", CLIENTS_MAX, "--persistent"];
         let limit = requests_per_s.map(|requests| {
             format!("throttle-group,id=seeks,x-iops-total={requests},x-iops-size={SEEK_BYTES}")
         });
@@ -122,7 +118,39 @@ impl Storage {
             Some(limit) => vec!["--object", limit.as_str(), "--image-opts", slow.as_str()],
             None => vec!["--format", "raw", copy.as_str()],
         };
-        self.run("qemu-nbd", &[&place[..], &how[..], &whom[..], &what[..]].concat()).map(drop)
+        self.start_nbd(0, EXPORT, &what)
+    }
+
+    /// Serves an image where it is, in any format, as the export of this number, which any client
+    /// may read and write.
+    ///
+    /// # Errors
+    /// If `qemu-nbd` fails.
+    pub fn export(&self, number: u16, image: &Path, format: &str) -> Result<()> {
+        let image = image.display().to_string();
+        self.start_nbd(number, &export_name(number), &["--format", format, &image])
+    }
+
+    /// The options of QEMU's node for that export, each after `prefix`.
+    #[must_use]
+    pub fn export_options(number: u16, prefix: &str) -> String {
+        let (port, name) = (PORT + number, export_name(number));
+        let options = [
+            "driver=nbd".to_owned(),
+            "server.type=inet".to_owned(),
+            format!("server.host={SERVER}"),
+            format!("server.port={port}"),
+            format!("export={name}"),
+        ];
+        options.map(|option| format!("{prefix}{option}")).join(",")
+    }
+
+    fn start_nbd(&self, number: u16, name: &str, what: &[&str]) -> Result<()> {
+        let (address, port) = (SERVER.to_string(), (PORT + number).to_string());
+        let place = ["--bind", &address, "--port", &port, "--export-name", name];
+        let how = ["--cache", "unsafe", "--discard", "unmap", "--fork"];
+        let whom = ["--shared", CLIENTS_MAX, "--persistent"];
+        self.run("qemu-nbd", &[&place[..], &how[..], &whom[..], what].concat()).map(drop)
     }
 
     /// Serves copies of images by NFS, under their own names, which any client may read and write.
@@ -229,6 +257,10 @@ fn disk(mut image: Value) -> Vec<String> {
     let [image, raw] = [image, raw].map(|node| node.to_string());
     let device = format!("virtio-blk-pci,drive={NODE},id={NODE}-disk,serial={NODE}");
     ["-blockdev", &image, "-blockdev", &raw, "-device", &device].map(str::to_owned).to_vec()
+}
+
+fn export_name(number: u16) -> String {
+    format!("disk{number}")
 }
 
 fn file_name(path: &Path) -> String {

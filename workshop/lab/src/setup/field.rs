@@ -81,7 +81,7 @@ const FIELD: More = More {
 /// Programs that benchmarks use.
 const APPS: More = More {
     suffix: "-apps",
-    packages: ",memcached,dbench,procps,e2fsprogs",
+    packages: ",memcached,dbench,postmark,procps,e2fsprogs",
     before_packages: "; mkdir -p \"$1/etc/postgresql-common/createcluster.d\"; \
          echo \"initdb_options = '--data-checksums'\" \
          >\"$1/etc/postgresql-common/createcluster.d/lab.conf\"",
@@ -94,6 +94,14 @@ const APPS: More = More {
             "[Match]\nName=en* eth*\n\n[Network]\nAddress=10.78.0.10/24\n",
         ),
         ("etc/memcached.conf", "-m 256\n-p 11211\n-u memcache\n-l 0.0.0.0\n"),
+        // A file set of 190 MB at first, which appends let grow to 350 MB at most.
+        (
+            "usr/local/lib/lab/postmark.conf",
+            "set location /srv/postmark\nset number 500\nset size 65536 716800\n\
+             set transactions 100000000\nrun\nquit\n",
+        ),
+        ("usr/local/lib/lab/report-postmark", include_str!("apps/report-postmark.sh")),
+        ("etc/systemd/system/postmark.service", include_str!("apps/postmark.service")),
     ],
     enabled: &[],
     bytes: "4G",
