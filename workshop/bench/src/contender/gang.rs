@@ -64,6 +64,11 @@ pub trait GangContender {
     /// Its name in tables.
     fn name(&self) -> String;
 
+    /// Whether it chooses itself to which hosts of the target rack members go.
+    fn chooses_hosts(&self) -> bool {
+        false
+    }
+
     /// Starts every member on its host. The caller waits for their boot.
     ///
     /// # Errors

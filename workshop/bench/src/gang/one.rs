@@ -91,6 +91,7 @@ pub(super) fn run(
         ..Run::default()
     };
     let run = judge(run, figures, &members, &guests, &moved)?;
+    let run = with_chosen(run, contender.reports());
     contender.stop();
     Ok(run)
 }
@@ -109,9 +110,9 @@ fn boot(
     }
     std::thread::sleep(SETTLE);
     for (guest, member) in guests.iter().zip(members) {
-        if let Some(to) = member.to {
-            guest.expect_on(&to.host)?;
-        }
+        let Some(to) = member.to else { continue };
+        let hosts = if contender.chooses_hosts() { ground.racks.targets() } else { vec![to] };
+        hosts.iter().try_for_each(|to| guest.expect_on(&to.host))?;
     }
     Ok(guests)
 }
@@ -169,6 +170,16 @@ fn judge(
         gang: Some(figures),
         ..run
     })
+}
+
+/// Names the hosts that VMs have gone to, which the mover may have chosen.
+fn with_chosen(mut run: Run, reports: &[api::Report]) -> Run {
+    for vm in run.gang.iter_mut().flat_map(|gang| &mut gang.vms) {
+        if let Some(report) = reports.iter().find(|report| report.vm == vm.name) {
+            vm.to.clone_from(&report.to);
+        }
+    }
+    run
 }
 
 fn felt(

@@ -115,9 +115,11 @@ impl GangScenario {
         let ours =
             shares.map(|share| Box::new(DrovewayGang::new(*share)) as Box<dyn GangContender>);
         let widest = self.shares.iter().filter(|share| **share == Share::Rack);
-        let gang = widest
-            .map(|share| Box::new(DrovewayGang::by_one_command(*share)) as Box<dyn GangContender>);
-        qemu.chain(ours).chain(gang).collect()
+        let as_people_do = widest.flat_map(|share| {
+            [DrovewayGang::by_one_command(*share), DrovewayGang::by_host(*share)]
+        });
+        let as_people_do = as_people_do.map(|one| Box::new(one) as Box<dyn GangContender>);
+        qemu.chain(ours).chain(as_people_do).collect()
     }
 
     /// The same under other conditions. Other load on the core is scaled with the links, and slower
@@ -319,8 +321,10 @@ mod tests {
     fn contenders_are_called_after_what_they_share() {
         let names: Vec<_> = all()[0].contenders().iter().map(|one| one.name()).collect();
         let qemu = ["qemu-precopy", "qemu-zstd"];
-        let ours = ["droveway-off", "droveway-host", "droveway-rack", "droveway-gang"];
-        assert_eq!(names, [&qemu[..], &ours[..]].concat());
+        let ours = ["off", "host", "rack", "gang", "evacuate"].map(|one| format!("droveway-{one}"));
+        assert_eq!(names, [&qemu.map(str::to_owned)[..], &ours[..]].concat());
+        let chooses = all()[0].contenders().iter().filter(|one| one.chooses_hosts()).count();
+        assert_eq!(chooses, 1);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Droveway: an agent on each host of all racks, and a migration for each VM of a gang, all started
-//! together, or the gang by one command.
+//! together, or the gang by one command, or by one for each host that it leaves.
 
+use std::collections::BTreeMap;
 use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ enum Orders {
     Each,
     /// One `droveway gang`, which moves as many at a time as it does by default.
     Gang,
+    /// `droveway evacuate` for each host, all at once. It chooses where VMs go.
+    Evacuate,
 }
 
 /// Agents on all hosts, and guests under them.
@@ -58,6 +61,12 @@ impl DrovewayGang {
         Self { orders: Orders::Gang, ..Self::new(share) }
     }
 
+    /// The same by one command for each host that VMs leave.
+    #[must_use]
+    pub fn by_host(share: Share) -> Self {
+        Self { orders: Orders::Evacuate, ..Self::new(share) }
+    }
+
     fn agent(&self, host: &RackHost) -> Result<&Agent> {
         let agent = self.agents.iter().find(|agent| agent.host_name() == host.name);
         agent.ok_or_else(|| LabError::Missing { what: format!("the agent of {}", host.name) })
@@ -90,12 +99,12 @@ impl DrovewayGang {
         Ok(command)
     }
 
-    /// Moves all by one command. When each of them began and ran isn't known from outside.
+    /// Moves all by one command.
     fn as_gang(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<GangMoved> {
         let going = members.iter().filter_map(|member| Some((member, member.to?)));
         let going: Vec<_> = going.collect();
-        let goal = ground.downtime_goal.as_millis().to_string();
         let (first, _) = going.first().ok_or_else(|| self.failed("no VM moves".to_owned()))?;
+        let goal = ground.downtime_goal.as_millis().to_string();
         let arguments = ["gang", "--json", "--downtime-ms", &goal];
         let mut command = self.agent(first.from)?.command(&first.from.host, &arguments);
         command.args(self.sharing()?).args(
@@ -103,29 +112,64 @@ impl DrovewayGang {
                 format!("{}/{}={}", member.from.name, member.spec.name, to.name)
             }),
         );
+        self.by_gangs(ground, members, vec![(*first, command)])
+    }
+
+    /// Moves the VMs of each host by one command.
+    fn evacuate(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<GangMoved> {
+        let going = members.iter().filter(|member| member.to.is_some());
+        let firsts: BTreeMap<&str, &Member<'_>> =
+            going.map(|member| (member.from.name.as_str(), member)).collect();
+        let targets = ground.racks.targets().into_iter().map(|host| host.name.as_str());
+        let (targets, sharing) = (targets.collect::<Vec<_>>().join(","), self.sharing()?);
+        let goal = ground.downtime_goal.as_millis().to_string();
+        let mut commands = Vec::new();
+        for (host, member) in firsts {
+            let arguments = ["evacuate", host, "--to", &targets, "--json", "--downtime-ms", &goal];
+            let mut command = self.agent(member.from)?.command(&member.from.host, &arguments);
+            command.args(&sharing);
+            commands.push((member, command));
+        }
+        self.by_gangs(ground, members, commands)
+    }
+
+    /// Runs these commands, each of which moves a gang. When each VM began and ran isn't known from
+    /// outside.
+    fn by_gangs(
+        &mut self,
+        ground: &GangGround<'_>,
+        members: &[Member<'_>],
+        commands: Vec<(&Member<'_>, Command)>,
+    ) -> Result<GangMoved> {
         let started = Instant::now();
-        let output = within(&mut command, ground.timeout)?;
-        let ended = Instant::now();
-        let gang: Option<GangReport> = serde_json::from_slice(&output.stdout).ok();
-        let gang = gang.ok_or_else(|| {
-            self.failed(format!("no report: {}", String::from_utf8_lossy(&output.stderr)))
-        })?;
-        if ended - started >= ground.timeout {
+        let ended = together(commands, ground.timeout)?;
+        if ended.iter().any(|(_, _, ended)| *ended - started >= ground.timeout) {
             return Err(LabError::Late { contender: self.name(), waited: ground.timeout });
         }
+        let mut gangs = Vec::new();
+        for (_, output, ended) in ended {
+            let gang: Option<GangReport> = serde_json::from_slice(&output.stdout).ok();
+            let gang = gang.ok_or_else(|| {
+                self.failed(format!("no report: {}", String::from_utf8_lossy(&output.stderr)))
+            })?;
+            gangs.push((gang, ended));
+        }
         let mut vms = Vec::new();
-        for (member, _) in going {
+        for member in members.iter().filter(|member| member.to.is_some()) {
             let is_its =
                 |one: &&MoveReport| one.vm == member.spec.name && one.from == member.from.name;
-            let id = gang.moves.iter().find(is_its).and_then(|one| one.migration.as_deref());
-            let id = id.ok_or_else(|| self.failed(format!("{}: {gang:?}", member.spec.name)))?;
+            let found = gangs.iter().find_map(|(gang, ended)| {
+                let id = gang.moves.iter().find(is_its)?.migration.as_deref()?;
+                Some((id, *ended))
+            });
+            let (id, ran) =
+                found.ok_or_else(|| self.failed(format!("{}: {gangs:?}", member.spec.name)))?;
             let report = ["report", id, "--json"];
             let mut report = self.agent(member.from)?.command(&member.from.host, &report);
             let report = self.arrived(member, &program::run(&mut report)?)?;
             let downtime = Duration::from_secs_f64(report.downtime_ms.unwrap_or(0.0) / 1e3);
             let passes = Some(report.passes.into());
-            let (began, prepare) = (started, Duration::ZERO);
-            vms.push(Moved { began, ran: ended, prepare, downtime, passes });
+            vms.push(Moved { began: started, ran, prepare: Duration::ZERO, downtime, passes });
             self.reports.push(report);
         }
         Ok(GangMoved::new(started, vms))
@@ -151,7 +195,12 @@ impl GangContender for DrovewayGang {
         match self.orders {
             Orders::Each => format!("droveway-{}", self.share),
             Orders::Gang => "droveway-gang".to_owned(),
+            Orders::Evacuate => "droveway-evacuate".to_owned(),
         }
+    }
+
+    fn chooses_hosts(&self) -> bool {
+        self.orders == Orders::Evacuate
     }
 
     fn start(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<()> {
@@ -173,8 +222,10 @@ impl GangContender for DrovewayGang {
 
     fn migrate(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<GangMoved> {
         self.reports.clear();
-        if self.orders == Orders::Gang {
-            return self.as_gang(ground, members);
+        match self.orders {
+            Orders::Each => {}
+            Orders::Gang => return self.as_gang(ground, members),
+            Orders::Evacuate => return self.evacuate(ground, members),
         }
         let sharing = self.sharing()?;
         let going = members.iter().filter_map(|member| Some((member, member.to?)));
