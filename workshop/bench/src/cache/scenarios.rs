@@ -25,6 +25,9 @@ const SEED: u64 = 11;
 const TICK_MS: u64 = 10;
 /// An argument that all contenders of Droveway get.
 const SHARED: &str = "--shared-disks";
+/// The contender whose agents read no faster than this.
+pub(super) const LIMITED: &str = "droveway-carried-limited";
+pub(super) const LIMIT_MBIT: u32 = 100;
 /// Shares of the restorable pages that come from storage, in percent.
 const SHARES: [&str; 6] = ["0", "20", "40", "60", "80", "100"];
 /// What a disk that seeks serves per second.
@@ -151,11 +154,13 @@ impl CacheScenario {
     pub fn contestants(&self) -> Vec<Contestant> {
         let qemu = [Mode::Precopy, Mode::Multifd, Mode::Zstd].map(Qemu::new).map(Contestant::new);
         let carried = |name, lines| Contestant::new(CarriedFromDisks::new(name, lines));
+        let limited = format!("storage = \"on\"\nstorage-limit = \"{LIMIT_MBIT}M\"");
         let ends = [
             Contestant::ours("off", &["--storage", "off"]),
             Contestant::ours("adaptive", &["--storage", "auto"]),
-            carried("droveway-carried-off", "storage = \"off\""),
-            carried("droveway-carried-adaptive", "storage = \"on\""),
+            carried("droveway-carried-off", "storage = \"off\"".to_owned()),
+            carried("droveway-carried-adaptive", "storage = \"on\"".to_owned()),
+            carried(LIMITED, limited),
         ];
         let middle: Vec<_> = if self.watched {
             vec![Contestant { drops: true, ..Contestant::new(Qemu::new(Mode::Precopy)) }]
@@ -323,6 +328,7 @@ mod tests {
             let shares = names.iter().filter(|name| name.starts_with("droveway-r")).count();
             assert_eq!(shares, if scenario.watched { 0 } else { 6 });
             assert!(names.contains(&"droveway-adaptive".to_owned()));
+            assert!(names.contains(&LIMITED.to_owned()));
             names.sort();
             let count = names.len();
             names.dedup();

@@ -129,7 +129,7 @@ fn end(
 /// A VM with a helper that its owner moves, carried by agents that read its disks, or don't.
 pub struct CarriedFromDisks {
     name: &'static str,
-    lines: &'static str,
+    lines: String,
     agents: Vec<Agent>,
     vm: Option<Carried>,
     report: Option<Report>,
@@ -138,7 +138,7 @@ pub struct CarriedFromDisks {
 impl CarriedFromDisks {
     /// A contender of this name, whose agents have these lines under `[carry]`.
     #[must_use]
-    pub fn new(name: &'static str, lines: &'static str) -> Self {
+    pub fn new(name: &'static str, lines: String) -> Self {
         Self { name, lines, agents: Vec::new(), vm: None, report: None }
     }
 }
@@ -150,7 +150,7 @@ impl Contender for CarriedFromDisks {
 
     fn start(&mut self, ground: &Ground<'_>, spec: &GuestSpec) -> Result<Guest> {
         for host in [&ground.hosts.a, &ground.hosts.b] {
-            self.agents.push(carrying(ground.hosts, host, self.lines, &[])?);
+            self.agents.push(carrying(ground.hosts, host, &self.lines, &[])?);
         }
         let mut spec = spec.clone();
         // The port that `droveway run` gives a VM.
