@@ -45,8 +45,8 @@ help:
 	@echo '  make bench          lists the benchmarks'
 	@echo '  make bench-NAME     one of them, RUNS=5 times, QEMU=11.1 CONGESTION=reno PREDICT=1'
 	@echo '                      gang-*: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random RESTS=1'
-	@echo '                      cache-*: SAN=quarter MBIT=200; libvirt-*: LIBVIRT=newest'
-	@echo '  make bench-apps     programs of a Debian, as root; twice each'
+	@echo '                      cache-*: SAN=nfs MBIT=200; libvirt-*: LIBVIRT=newest'
+	@echo '  make bench-apps     what the papers ran, as root; an hour at most'
 	@echo 'Package'
 	@echo '  make packages       .deb and .rpm into target/packages'
 	@echo '  make packages-test  installs them in a fresh root'
@@ -241,13 +241,16 @@ bench-large: bench-large-memfd bench-large-memfd-hint bench-large-anonymous benc
 .PHONY: bench-libvirt
 bench-libvirt: bench-libvirt-idle bench-libvirt-nics bench-libvirt-busy bench-libvirt-twins bench-libvirt-unshaped bench-libvirt-disk bench-libvirt-tls
 
-# A Debian whose programs are at work, over four NICs. Their images need root.
-.PHONY: bench-apps bench-apps-nics
+# A Debian whose programs are at work, over four NICs, or with disks on a storage host. Its image
+# needs root.
+.PHONY: bench-apps bench-apps-nics bench-apps-cache
 bench-apps-nics: bench-apps-memcached bench-apps-postgres bench-apps-dbench
+bench-apps-cache: bench-apps-cache-postmark bench-apps-cache-postgres
 
-# All that have come from the papers' own workloads, twice each.
+# The papers' own workloads, with the contenders that matter most, twice each: an hour at most.
 bench-apps: RUNS = 2
-bench-apps: bench-apps-nics bench-neighbour-vm bench-neighbour-nics bench-requests bench-tracking
+bench-apps: build
+	@$(LAB) bench-apps --runs $(RUNS)
 
 # A domain of 128 MiB takes minutes by xl alone.
 bench-xen: RUNS = 2

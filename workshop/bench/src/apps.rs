@@ -137,7 +137,8 @@ impl AppScenario {
         vec![Options { variant: None, ..variant("", &[off, disk].concat()) }]
     }
 
-    fn contenders(self) -> Vec<Box<dyn Contender>> {
+    /// All contenders, new.
+    pub(super) fn contenders(self) -> Vec<Box<dyn Contender>> {
         let qemu = self.modes().iter().map(|mode| Box::new(Qemu::new(*mode)) as Box<dyn Contender>);
         let ours = self.ours().into_iter();
         let ours = ours.map(|options| Box::new(Droveway::new(options)) as Box<dyn Contender>);
@@ -152,7 +153,7 @@ impl AppScenario {
 /// If the lab itself fails; a failed contender is a result.
 pub fn run(kit: &Kit, scenario: AppScenario, runs: u32, only: &[String]) -> Result<Outcome> {
     println!("{}: {}", scenario.name, scenario.about);
-    let snapshot = Snapshot::of(kit, setup::apps_image()?, Machine::Apps, kit.own_qemu())?;
+    let snapshot = make(kit)?;
     let mut outcome = empty(kit, scenario)?;
     let contest = AppContest { kit, scenario, snapshot: &snapshot };
     let rounds = Rounds { label: scenario.name, runs, only };
@@ -160,6 +161,14 @@ pub fn run(kit: &Kit, scenario: AppScenario, runs: u32, only: &[String]) -> Resu
     println!("\n{}", table::markdown(&outcome));
     rounds.conclude(&outcome)?;
     Ok(outcome)
+}
+
+/// Finds or makes the guest, which takes minutes.
+///
+/// # Errors
+/// If it can't be made; that needs root.
+pub fn make(kit: &Kit) -> Result<Snapshot> {
+    Snapshot::of(kit, setup::apps_image()?, Machine::Apps, kit.own_qemu())
 }
 
 fn empty(kit: &Kit, scenario: AppScenario) -> Result<Outcome> {

@@ -15,6 +15,7 @@ pub mod loads;
 mod machine;
 pub mod neighbour;
 pub mod paired;
+pub mod papers;
 mod part;
 pub mod path;
 pub mod plain_tcp;

@@ -3,13 +3,14 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
-use bench::cache::scenarios::Links;
+use bench::cache::scenarios::{Links, MBIT, San};
 use bench::gang::conditions::Conditions;
 use bench::result::{Outcome, Run};
 use bench::scenario::Scenario;
 use bench::{apps, cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
-use bench::{demo, loads, path, relay, rest, tracking, upgrade, xen};
+use bench::{demo, loads, papers, path, relay, rest, tracking, upgrade, xen};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
 use lab::field::{Machine, Snapshot};
@@ -71,6 +72,15 @@ enum Action {
         conditions: Conditions,
         #[command(flatten)]
         links: Links,
+    },
+    /// Run the papers' own workloads, with the contenders that matter most.
+    BenchApps {
+        /// How often each contender runs.
+        #[arg(long, default_value_t = 2)]
+        runs: u32,
+        /// Print only what would run, and what it should take.
+        #[arg(long)]
+        plan: bool,
     },
     /// Print what a QEMU writes into RAM that it shares with a VM's former QEMU, before the VM runs
     /// in it.
@@ -247,9 +257,11 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::Clean { store: false } => hosts::clean()?,
         Action::Clean { store: true } => setup::remove_store()?,
         Action::Simulate(options) => options.run(gang::compare)?,
+        Action::BenchApps { runs, plan: true } => println!("{}", papers::plan(*runs)),
         Action::Demo
         | Action::DemoGang
         | Action::Trace { .. }
+        | Action::BenchApps { .. }
         | Action::Bench { name: Some(_), .. }
             if !program::root() =>
         {
@@ -301,8 +313,9 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
                 Some(release) => setup::with_release(kit, release)?,
                 None => kit,
             };
-            return bench(&kit, name, *runs, only, at, conditions, *links);
+            return bench(&kit, name, *runs, only, at, conditions, *links).map(ended);
         }
+        Action::BenchApps { runs, plan: false } => return bench_apps(*runs).map(ended),
         Action::Loads { only } => loads::run(only)?,
         Action::TcpSink { port } => plain_tcp::sink(*port).map_err(system)?,
         Action::TcpSource { address, bytes } => {
@@ -327,6 +340,26 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Runs all parts of the papers' workloads; returns whether all guests that arrived were intact.
+fn bench_apps(runs: u32) -> Result<bool, LabError> {
+    println!("{}", papers::plan(runs));
+    let kit = setup::ensure()?;
+    // Making it is not a part of what is estimated.
+    apps::make(&kit)?;
+    let began = Instant::now();
+    let texts = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let (conditions, links) = (Conditions::default(), Links { mbit: MBIT, san: San::Same });
+    let mut right = true;
+    for part in &papers::PARTS {
+        let (only, at) = (texts(part.only), texts(part.at));
+        right &= bench(&kit, part.name, runs, &only, &at, &conditions, links)?;
+        let (took, should) = (began.elapsed().as_secs_f64() / 60.0, papers::take(runs));
+        println!("after {took:.0} of some {:.0} min\n", should.as_secs_f64() / 60.0);
+    }
+    Ok(right)
+}
+
+/// Runs a benchmark; returns whether all guests that arrived were intact.
 fn bench(
     kit: &Kit,
     name: &str,
@@ -335,28 +368,28 @@ fn bench(
     at: &[String],
     conditions: &Conditions,
     links: Links,
-) -> Result<ExitCode, LabError> {
+) -> Result<bool, LabError> {
     if name == cache::helper::NAME {
         cache::helper::run(kit, runs)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(true);
     }
     if name == tracking::NAME {
         tracking::run(kit, runs)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(true);
     }
     if name == xen::NAME {
         xen::run(kit, runs)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(true);
     }
     if name == upgrade::NAME {
-        return Ok(ended(all_right(&upgrade::run(kit, runs, only)?)));
+        return Ok(all_right(&upgrade::run(kit, runs, only)?));
     }
     let contest = scenario::all().into_iter().find(|one| one.name == name);
     let sweep = writers::sweeps().into_iter().find(|one| one.name == name);
     let gang = gang::scenarios::all().into_iter().find(|one| one.name == name);
     let cache = cache::scenarios::all().into_iter().find(|one| one.name == name);
     if let Some(app) = apps::all().into_iter().find(|one| one.name == name) {
-        return Ok(ended(all_right(&apps::run(kit, app, runs, only)?)));
+        return Ok(all_right(&apps::run(kit, app, runs, only)?));
     }
     let right = match (contest, sweep, gang, cache) {
         (Some(contest), ..) if contest.name == scenario::FOOTPRINT => {
@@ -374,7 +407,7 @@ fn bench(
             return Err(LabError::Unsupported(text));
         }
     };
-    Ok(ended(right))
+    Ok(right)
 }
 
 /// A benchmark has ended; `right` if all guests that arrived were intact.

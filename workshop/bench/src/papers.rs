@@ -1,0 +1,133 @@
+//! Benchmarks with the papers' own workloads, one after the other: `make bench-apps`. Of each the
+//! contenders take part that matter most, so that all of it ends within an hour.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+/// A benchmark, or a part of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// The benchmark's name.
+    pub name: &'static str,
+    /// The contenders that take part.
+    pub only: &'static [&'static str],
+    /// The points that are visited, if it is a sweep.
+    pub at: &'static [&'static str],
+    /// What one run of a contender takes with two cores under TCG: with the guest's start and its
+    /// check, and until those give up that don't finish.
+    run_s: u32,
+}
+
+const NICS: &[&str] = &["qemu-precopy", "qemu-zstd", "qemu-autoconverge", "droveway"];
+const MIRRORS: &[&str] =
+    &["qemu-mirror-precopy", "qemu-mirror-zstd", "qemu-mirror-autoconverge", "droveway"];
+const CACHE: &[&str] = &["qemu-zstd", "droveway-off", "droveway-adaptive"];
+
+const fn part(name: &'static str, only: &'static [&'static str], run_s: u32) -> Part {
+    Part { name, only, at: &[], run_s }
+}
+
+/// All parts, in the order in which they run.
+pub static PARTS: [Part; 11] = [
+    part("apps-memcached", NICS, 60),
+    part("apps-postgres", NICS, 60),
+    part("apps-dbench", MIRRORS, 60),
+    part("neighbour-vm", &["qemu-multifd", "droveway"], 35),
+    part("neighbour-nics", &["qemu-multifd", "droveway", "droveway-learning"], 30),
+    part("requests", &["stays", "qemu-autoconverge", "droveway"], 95),
+    Part {
+        at: &["1000x2"],
+        ..part(
+            "writer",
+            &["qemu-autoconverge", "droveway", "droveway-c60", "droveway-c75", "droveway-c90"],
+            35,
+        )
+    },
+    part("apps-cache-postmark", CACHE, 40),
+    part("apps-cache-postgres", CACHE, 40),
+    part("gang-apps", &["qemu-precopy", "droveway-rack"], 60),
+    // Its contenders are two settings of the agent.
+    part("tracking", &["0", "5%"], 32),
+];
+
+impl Part {
+    fn runs(&self, rounds: u32) -> u32 {
+        rounds.saturating_mul(u32::try_from(self.only.len()).unwrap_or(u32::MAX))
+    }
+
+    /// What so many rounds should take.
+    #[must_use]
+    pub fn takes(&self, rounds: u32) -> Duration {
+        Duration::from_secs(u64::from(self.run_s) * u64::from(self.runs(rounds)))
+    }
+}
+
+/// What so many rounds of all parts should take.
+#[must_use]
+pub fn take(rounds: u32) -> Duration {
+    PARTS.iter().map(|part| part.takes(rounds)).sum()
+}
+
+/// What runs, and what it should take, for people.
+#[must_use]
+pub fn plan(rounds: u32) -> String {
+    let minutes = |time: Duration| time.as_secs_f64() / 60.0;
+    let mut text = String::new();
+    for part in &PARTS {
+        // Into a string nothing fails.
+        let _ = writeln!(
+            text,
+            "  {:20} {:3} runs, {:4.1} min",
+            part.name,
+            part.runs(rounds),
+            minutes(part.takes(rounds))
+        );
+    }
+    text + &format!("  some {:.0} min in all, once guests are made", minutes(take(rounds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{apps, gang, scenario, tracking, writers};
+
+    /// The contenders of a benchmark.
+    fn contenders(name: &str) -> Vec<String> {
+        let contest = scenario::all().into_iter().find(|one| one.name == name);
+        let contest = contest.map(|one| one.contenders());
+        let mut names: Vec<_> =
+            contest.iter().flatten().map(|contender| contender.name()).collect();
+        let points = writers::sweeps().into_iter().filter(|one| one.name == name);
+        for point in points.flat_map(|sweep| sweep.points) {
+            names.extend(point.scenario.contenders().iter().map(|one| one.name()));
+        }
+        let gangs = gang::scenarios::all().into_iter().filter(|one| one.name == name);
+        for gang in gangs {
+            names.extend(gang.contenders().iter().map(|one| one.name()));
+        }
+        for app in apps::all().into_iter().filter(|one| one.name == name) {
+            names.extend(app.contenders().iter().map(|one| one.name()));
+        }
+        names
+    }
+
+    #[test]
+    fn two_rounds_end_within_an_hour() {
+        assert!(take(2) <= Duration::from_secs(3600), "{}", plan(2));
+        assert!(plan(2).contains("min in all"));
+    }
+
+    #[test]
+    fn all_that_takes_part_exists() {
+        for part in PARTS.iter().filter(|part| part.name != tracking::NAME) {
+            let known = contenders(part.name);
+            for name in part.only {
+                assert!(known.iter().any(|known| known == name), "{}: {name}", part.name);
+            }
+        }
+        let points = writers::sweeps().into_iter().flat_map(|sweep| sweep.points);
+        let points: Vec<_> = points.map(|point| point.name()).collect();
+        let at = PARTS.iter().flat_map(|part| part.at);
+        assert!(at.into_iter().all(|at| points.iter().any(|point| point == at)), "{points:?}");
+    }
+}
