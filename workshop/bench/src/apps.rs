@@ -7,6 +7,7 @@ mod figures;
 mod load;
 mod one;
 pub mod progress;
+pub mod web;
 
 use std::time::Duration;
 
@@ -47,6 +48,10 @@ pub enum App {
     Dbench,
     /// Postmark in the guest, with 500 files.
     Postmark,
+    /// Sysbench in the guest, with four connections to its PostgreSQL.
+    Sysbench,
+    /// Clients on a third host request files of nginx at a fixed rate.
+    Nginx,
 }
 
 /// A contest.
@@ -63,7 +68,7 @@ pub struct AppScenario {
 
 /// All contests.
 #[must_use]
-pub fn all() -> [AppScenario; 5] {
+pub fn all() -> [AppScenario; 7] {
     let contest = |name, about, app| AppScenario { name, about, app, from_storage: false };
     [
         contest(
@@ -72,6 +77,12 @@ pub fn all() -> [AppScenario; 5] {
             App::Memcached,
         ),
         contest("apps-postgres", "the same with PostgreSQL under pgbench", App::Postgres),
+        contest("apps-sysbench", "the same with PostgreSQL under sysbench's OLTP", App::Sysbench),
+        contest(
+            "apps-nginx",
+            "the same with nginx, of which clients request 10 MB/s, answered or not",
+            App::Nginx,
+        ),
         contest(
             "apps-dbench",
             "the same with DBench on a disk of 512 MiB that moves with it",

@@ -150,6 +150,10 @@ enum Action {
         /// Port to listen on.
         port: u16,
     },
+    /// Be the clients of the web server in a guest, and print how much was answered (for
+    /// `apps-nginx`).
+    #[command(hide = true)]
+    AppWeb,
     /// Serve a web load (for the benchmark `neighbour-net`).
     #[command(hide = true)]
     NeighbourServer {
@@ -326,6 +330,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             relay::destination(*port, ram).map_err(system)?;
         }
         Action::AppProgress { port } => apps::progress::listen(*port).map_err(system)?,
+        Action::AppWeb => apps::web::visit().map_err(system)?,
         Action::NeighbourServer { port } => neighbour::server(*port).map_err(system)?,
         Action::NeighbourClients { address, bytes_per_s } => {
             neighbour::clients(address, *bytes_per_s).map_err(system)?;

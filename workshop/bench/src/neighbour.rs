@@ -104,10 +104,14 @@ impl Fared {
     }
 }
 
+/// What a process reports in place of a count if it has read something wrong.
+pub(super) const WRONG: &str = "wrong";
+
 /// Running processes that report how much they have done. Dropping it ends them.
 pub(super) struct AtWork {
     children: Vec<Child>,
     done: Arc<Mutex<Vec<(Instant, u64)>>>,
+    wrong: Arc<AtomicU64>,
     listening: Option<JoinHandle<()>>,
 }
 
@@ -140,12 +144,15 @@ impl Neighbour {
 impl AtWork {
     /// Listens to the last of these children, which reports on `output` how much it has done.
     pub(super) fn hear(children: Vec<Child>, output: Option<ChildStdout>) -> Result<Self> {
-        let done = Arc::new(Mutex::new(Vec::new()));
-        let mut at_work = Self { children, done: Arc::clone(&done), listening: None };
+        let (done, wrong) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicU64::new(0)));
+        let own = (Arc::clone(&done), Arc::clone(&wrong));
+        let mut at_work = Self { children, done: own.0, wrong: own.1, listening: None };
         let listen = move || {
             let lines = output.map(|output| BufReader::new(output).lines());
             for line in lines.into_iter().flatten().map_while(io::Result::ok) {
-                if let Ok(count) = line.trim().parse() {
+                if line.trim() == WRONG {
+                    wrong.fetch_add(1, Relaxed);
+                } else if let Ok(count) = line.trim().parse() {
                     done.lock()
                         .unwrap_or_else(PoisonError::into_inner)
                         .push((Instant::now(), count));
@@ -160,6 +167,11 @@ impl AtWork {
     /// Its processes.
     pub(super) fn pids(&self) -> Vec<u32> {
         self.children.iter().map(Child::id).collect()
+    }
+
+    /// How often it has read something wrong.
+    pub(super) fn wrong(&self) -> u64 {
+        self.wrong.load(Relaxed)
     }
 
     /// How much it did between two instants.

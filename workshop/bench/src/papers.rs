@@ -19,8 +19,7 @@ pub struct Part {
 }
 
 const NICS: &[&str] = &["qemu-precopy", "qemu-zstd", "qemu-autoconverge", "droveway"];
-const MIRRORS: &[&str] =
-    &["qemu-mirror-precopy", "qemu-mirror-zstd", "qemu-mirror-autoconverge", "droveway"];
+const MIRRORS: &[&str] = &["qemu-mirror-precopy", "qemu-mirror-zstd", "droveway"];
 const CACHE: &[&str] = &["qemu-zstd", "droveway-off", "droveway-adaptive"];
 
 const fn part(name: &'static str, only: &'static [&'static str], run_s: u32) -> Part {
@@ -28,13 +27,15 @@ const fn part(name: &'static str, only: &'static [&'static str], run_s: u32) -> 
 }
 
 /// All parts, in the order in which they run.
-pub static PARTS: [Part; 11] = [
+pub static PARTS: [Part; 13] = [
     part("apps-memcached", NICS, 60),
-    part("apps-postgres", NICS, 60),
+    part("apps-postgres", &["qemu-precopy", "qemu-zstd", "droveway"], 60),
     part("apps-dbench", MIRRORS, 60),
+    part("apps-sysbench", &["qemu-zstd", "droveway"], 45),
+    part("apps-nginx", &["qemu-zstd", "droveway"], 45),
     part("neighbour-vm", &["qemu-multifd", "droveway"], 35),
     part("neighbour-nics", &["qemu-multifd", "droveway", "droveway-learning"], 30),
-    part("requests", &["stays", "qemu-autoconverge", "droveway"], 95),
+    part("requests", &["stays", "qemu-autoconverge", "droveway"], 85),
     Part {
         at: &["1000x2"],
         ..part(

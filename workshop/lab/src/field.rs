@@ -45,17 +45,11 @@ const APPS_DATA_BYTES: u64 = 512 << 20;
 pub const APPS_NODE: &str = "disk";
 /// Numbers of the exports with the system and the data of [`Snapshot::spec_from_storage`].
 pub const EXPORTED: [u16; 2] = [1, 2];
-/// Makes what programs of [`Machine::Apps`] find: a directory, a file that nothing writes to, a
-/// database, and a larger one in steps, none of which takes as long as an answer may.
-const APPS_PREPARED: [&str; 6] = [
-    "mkdir /srv/dbench && head -c 32M /dev/urandom >/srv/kept && \
-     sha256sum /srv/kept >/srv/kept.sum",
-    "su postgres -c 'createdb bench && pgbench --quiet --initialize --scale=5 bench'",
-    "su postgres -c 'createdb large && pgbench --quiet -i -I dtg --scale=15 large'",
-    "su postgres -c 'pgbench --quiet -i -I v large'",
-    "su postgres -c 'pgbench --quiet -i -I p large'",
-    "sync",
-];
+/// Arguments of sysbench for its OLTP test on that machine's PostgreSQL.
+pub const SYSBENCH: &str = "oltp_read_write --db-driver=pgsql --pgsql-host=/var/run/postgresql \
+                            --pgsql-user=postgres --pgsql-db=sbtest --tables=1 --table-size=20000";
+/// Rows of its table, always.
+pub const SYSBENCH_ROWS: u32 = 20_000;
 const MIB: u64 = 1 << 20;
 /// The guest takes its root from a disk, without a boot loader.
 const WORDS: &str = "root=/dev/vda rw";
@@ -198,8 +192,9 @@ impl Snapshot {
         let home = &snapshot.home;
         let spec = snapshot.spec("field", &Disks::within(home));
         let argv = spec.argv(kit, &snapshot.qemu.program).join("\n");
-        let prepared: &[&str] = if machine == Machine::Apps { &APPS_PREPARED } else { &[] };
-        let recipe = format!("{argv}\n{}\n{}", Outside::MAC, prepared.join("\n"));
+        let prepared =
+            if machine == Machine::Apps { apps_prepared().join("\n") } else { String::new() };
+        let recipe = format!("{argv}\n{}\n{prepared}", Outside::MAC);
         let made_by = home.join("recipe");
         if fs::read_to_string(&made_by).is_ok_and(|old| old == recipe) {
             return Ok(snapshot);
@@ -241,7 +236,7 @@ impl Snapshot {
             guest.ask(&format!("sh {PCR}; pcr '\\1\\0\\0' >{KEPT_PCR} && sync"))?;
         }
         if self.machine == Machine::Apps {
-            for line in APPS_PREPARED {
+            for line in apps_prepared() {
                 guest.ask(&format!("sh {line}"))?;
             }
         }
@@ -397,6 +392,25 @@ impl Snapshot {
         let words = options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
         words.chain(Outside::arguments()).collect()
     }
+}
+
+/// Makes what programs of [`Machine::Apps`] find: a directory, a file that nothing writes to, files
+/// for a web server, and databases: a larger one in steps, none of which takes as long as an answer
+/// may.
+fn apps_prepared() -> [String; 7] {
+    let as_postgres = |line: &str| format!("su postgres -c '{line}'");
+    [
+        "mkdir /srv/dbench && head -c 32M /dev/urandom >/srv/kept && \
+         sha256sum /srv/kept >/srv/kept.sum"
+            .to_owned(),
+        as_postgres("createdb bench && pgbench --quiet --initialize --scale=5 bench"),
+        as_postgres("createdb large && pgbench --quiet -i -I dtg --scale=15 large"),
+        as_postgres("pgbench --quiet -i -I v large"),
+        as_postgres("pgbench --quiet -i -I p large"),
+        as_postgres(&format!("createdb sbtest && sysbench {SYSBENCH} prepare")),
+        "cd /var/www/html && for n in $(seq 0 15); do head -c 256K /dev/urandom >$n; done; sync"
+            .to_owned(),
+    ]
 }
 
 /// With the system's image as options of a drive, and the data's as options of a node.

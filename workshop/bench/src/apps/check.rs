@@ -2,6 +2,7 @@
 
 use super::{App, AppScenario};
 use lab::error::{LabError, Result};
+use lab::field::SYSBENCH_ROWS;
 use lab::guest::Guest;
 
 /// pgbench adds each amount to three tables, and notes it in a fourth.
@@ -14,7 +15,8 @@ const SUMS: &str = "select count(distinct sum) from (\
 /// Ends a program's work, and checks its data; what clients have read is not part of it.
 pub(super) fn is_right(scenario: AppScenario, guest: &Guest) -> Result<bool> {
     match scenario.app {
-        App::Memcached => Ok(true),
+        App::Memcached | App::Nginx => Ok(true),
+        App::Sysbench => sysbench(guest),
         App::Postgres => postgres(guest, scenario.database()),
         App::Dbench => files(guest, "dbench"),
         App::Postmark => files(guest, "postmark"),
@@ -29,7 +31,23 @@ fn postgres(guest: &Guest, database: &str) -> Result<bool> {
         eprintln!("lab: the database's tables have {sums} different sums");
         return Ok(false);
     }
-    // Each page of the database has a checksum.
+    has_right_checksums(guest)
+}
+
+/// Each of its transactions inserts as many rows as it deletes.
+fn sysbench(guest: &Guest) -> Result<bool> {
+    let query = "psql -qAt -c \"select count(*) from sbtest1\" sbtest";
+    let line = format!("{}; su postgres -c '{query}'", ended("sysbench"));
+    let Some(rows) = answer(guest, &line)? else { return Ok(false) };
+    if rows.trim() != SYSBENCH_ROWS.to_string() {
+        eprintln!("lab: sysbench's table has {rows} rows, and should have {SYSBENCH_ROWS}");
+        return Ok(false);
+    }
+    has_right_checksums(guest)
+}
+
+/// Each page of the databases has a checksum.
+fn has_right_checksums(guest: &Guest) -> Result<bool> {
     let line = "pg_ctlcluster 15 main stop -m fast && su postgres -c \
                 '/usr/lib/postgresql/15/bin/pg_checksums --check -D /var/lib/postgresql/15/main'";
     Ok(answer(guest, line)?.is_some())

@@ -11,6 +11,7 @@ use crate::neighbour::AtWork;
 use crate::part;
 use crate::served::{Served, Serving};
 use lab::error::{LabError, Result};
+use lab::field::SYSBENCH;
 use lab::guest::Guest;
 use lab::hosts::{Outside, Storage};
 
@@ -59,14 +60,27 @@ impl Load {
             }
             App::Dbench => "stdbuf -oL dbench -D /srv/dbench -t 3600 2".to_owned(),
             App::Postmark => "sh /usr/local/lib/lab/report-postmark".to_owned(),
+            App::Sysbench => format!(
+                "su postgres -c \"stdbuf -oL sysbench {SYSBENCH} --threads=4 --time=0 \
+                 --report-interval=1 run\""
+            ),
+            // It serves already.
+            App::Nginx => String::new(),
         };
-        let mut child = part::start(&outside.host, &["app-progress", &PORT.to_string()])?;
+        let port = PORT.to_string();
+        let mut arguments = vec!["app-web"];
+        if app != App::Nginx {
+            arguments = vec!["app-progress", port.as_str()];
+        }
+        let mut child = part::start(&outside.host, &arguments)?;
         let reports = child.stdout.take();
         let began = Instant::now();
         let at_work = AtWork::hear(vec![child], reports)?;
-        // Its output goes to the third host.
-        let line = format!("exec >/dev/tcp/{OUTSIDE}/{PORT} 2>&1; exec {command}");
-        guest.ask(&format!("sh setsid bash -c '{line}' </dev/null >/dev/null 2>&1 &"))?;
+        if !command.is_empty() {
+            // Its output goes to the third host.
+            let line = format!("exec >/dev/tcp/{OUTSIDE}/{PORT} 2>&1; exec {command}");
+            guest.ask(&format!("sh setsid bash -c '{line}' </dev/null >/dev/null 2>&1 &"))?;
+        }
         while at_work.done(began, Instant::now()) == 0.0 {
             if began.elapsed() > READY_MAX {
                 let what = format!("{app:?} in the guest");
@@ -79,6 +93,14 @@ impl Load {
         let alone = Instant::now();
         thread::sleep(WATCH);
         Ok(Self::Counted { at_work, alone, moving: Instant::now() })
+    }
+
+    /// How often clients have read something wrong, as far as they report it here.
+    pub(super) fn wrong(&self) -> u64 {
+        match self {
+            Self::Served(_) => 0,
+            Self::Counted { at_work, .. } => at_work.wrong(),
+        }
     }
 
     /// What it did, and what its clients got if it has any, some seconds after the VM has moved.

@@ -56,7 +56,7 @@ pub(super) fn run(contest: &AppContest<'_>, contender: &mut dyn Contender) -> Re
     let spent = cpu.since(moved.began);
     let wire_bytes = (hosts.traffic()? - traffic).bytes;
     let (app, served) = load.judge(&moved);
-    let right = served.as_ref().is_none_or(|served| served.wrong == 0);
+    let right = served.as_ref().is_none_or(|served| served.wrong == 0) && load.wrong() == 0;
     if let Some(storage) = &storage {
         storage.shape(FAST_MBIT)?;
     }

@@ -57,7 +57,7 @@ impl Work {
 
 /// A line of a report.
 enum Report {
-    /// pgbench: how many transactions a second there were since the last line.
+    /// pgbench and sysbench: how many transactions a second there were since the last line.
     Rate { at_s: f64, per_s: f64 },
     /// How many operations of DBench, or bytes of Postmark, there were so far.
     Count(f64),
@@ -69,6 +69,10 @@ impl Report {
         match words[..] {
             ["progress:", at, "s,", rate, "tps,", ..] => {
                 Some(Self::Rate { at_s: at.parse().ok()?, per_s: rate.parse().ok()? })
+            }
+            ["[", at, "]", "thds:", _, "tps:", rate, ..] => {
+                let at_s = at.strip_suffix('s')?.parse().ok()?;
+                Some(Self::Rate { at_s, per_s: rate.parse().ok()? })
             }
             [_, count, _, "MB/sec", "warmup" | "execute", ..] | ["bytes", count] => {
                 Some(Self::Count(count.parse().ok()?))
@@ -105,6 +109,15 @@ mod tests {
         assert!(!work.add("dbench version 4.00 - Copyright Andrew Tridgell 1999-2004"));
         assert!(!work.add("2 of 2 processes prepared for launch   0 sec"));
         assert!(!work.add("   2  cleanup   1 sec"));
+    }
+
+    #[test]
+    fn sysbench_reports_rates() {
+        let mut work = Work::default();
+        assert!(!work.add("Running the test with following options:"));
+        assert!(work.add("[ 1s ] thds: 4 tps: 12.00 qps: 252.50 (r/w/o: 179.90/46.00/26.60) lat"));
+        assert!(work.add("[ 2s ] thds: 4 tps: 10.50 qps: 210.00 (r/w/o: 147.00/42.00/21.00) lat"));
+        assert_eq!(work.done, 22.5);
     }
 
     #[test]

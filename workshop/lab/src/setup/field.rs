@@ -81,7 +81,7 @@ const FIELD: More = More {
 /// Programs that benchmarks use.
 const APPS: More = More {
     suffix: "-apps",
-    packages: ",memcached,dbench,postmark,procps,e2fsprogs",
+    packages: ",memcached,dbench,postmark,sysbench,nginx-light,procps,e2fsprogs",
     before_packages: "; mkdir -p \"$1/etc/postgresql-common/createcluster.d\"; \
          echo \"initdb_options = '--data-checksums'\" \
          >\"$1/etc/postgresql-common/createcluster.d/lab.conf\"",
