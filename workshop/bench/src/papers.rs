@@ -34,19 +34,15 @@ pub static PARTS: [Part; 13] = [
     part("apps-sysbench", &["qemu-zstd", "droveway"], 45),
     part("apps-nginx", &["qemu-zstd", "droveway"], 45),
     part("neighbour-vm", &["qemu-multifd", "droveway"], 35),
-    part("neighbour-nics", &["qemu-multifd", "droveway", "droveway-learning"], 30),
+    part("neighbour-nics", &["qemu-multifd", "droveway"], 30),
     part("requests", &["stays", "qemu-autoconverge", "droveway"], 85),
     Part {
         at: &["1000x2"],
-        ..part(
-            "writer",
-            &["qemu-autoconverge", "droveway", "droveway-c60", "droveway-c75", "droveway-c90"],
-            35,
-        )
+        ..part("writer", &["qemu-autoconverge", "droveway", "droveway-c60", "droveway-c90"], 35)
     },
     part("apps-cache-postmark", CACHE, 40),
     part("apps-cache-postgres", CACHE, 40),
-    part("gang-apps", &["qemu-precopy", "droveway-rack"], 60),
+    part("gang-apps", &["qemu-precopy", "droveway-off", "droveway-rack"], 60),
     // Its contenders are two settings of the agent.
     part("tracking", &["0", "5%"], 32),
 ];

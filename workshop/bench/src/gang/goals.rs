@@ -21,6 +21,10 @@ pub(super) fn of(outcome: &Outcome, conditions: &Conditions) -> Vec<Goal> {
             ("total at most 1.05 of that without sharing", "total_s", RACK, OFF, 1.05),
         ],
         "gang-busy" => &[("core bytes at most 0.4 of precopy's", "core_bytes", RACK, PRECOPY, 0.4)],
+        "gang-apps" | "gang-compute" => &[
+            ("core bytes at most 0.2 of precopy's", "core_bytes", RACK, PRECOPY, 0.2),
+            ("downtime no longer than without sharing", "guest_gap_ms", RACK, OFF, 1.0),
+        ],
         "gang-worst" => {
             &[("total at most 1.03 of that without sharing", "total_s", RACK, OFF, 1.03)]
         }
@@ -77,6 +81,16 @@ mod tests {
         let goals = of(&outcome("gang-idle", &runs), &Conditions::default());
         assert_eq!(reached(&goals), [Some(true), Some(false), Some(true), Some(true)]);
         assert!(goals[1].to_string().ends_with("NOT REACHED (0.250)"), "{}", goals[1]);
+    }
+
+    #[test]
+    fn programs_may_not_cost_more_bytes() {
+        for (core_bytes, expected) in [(190, true), (210, false)] {
+            let runs = [(PRECOPY, 10.0, 1000), (RACK, 3.9, core_bytes)];
+            let goals = of(&outcome("gang-apps", &runs), &Conditions::default());
+            assert_eq!(goals[1].reached, Some(expected), "{core_bytes}");
+            assert_eq!(goals[2].reached, None, "nothing ran without sharing");
+        }
     }
 
     #[test]

@@ -81,6 +81,18 @@ fn apps(nth: u64) -> Orders {
     }
 }
 
+/// The same, and the first two VMs compute with all of a CPU, of which they get less while they and
+/// others move: that shows in what they write, which is little.
+fn computes(nth: u64) -> Orders {
+    let computes = nth < 2;
+    Orders {
+        burn: computes,
+        working_set_bytes: if computes { 4 * MIB } else { 0 },
+        rate: if computes { MB } else { 0 },
+        ..idle(nth)
+    }
+}
+
 /// The same, and the first two VMs write files.
 fn busy(nth: u64) -> Orders {
     let writes = nth < 2;
@@ -293,6 +305,11 @@ pub fn all() -> Vec<GangScenario> {
                 "gang-idle with two VMs that ask and answer each other all the time",
             )
         },
+        GangScenario {
+            orders: computes,
+            shares: &[Share::Off, Share::Rack],
+            ..idle("gang-compute", "gang-idle with two VMs that compute with all of a CPU each")
+        },
     ]
 }
 
@@ -312,6 +329,8 @@ mod tests {
         }
         let busy = orders("gang-busy").iter().filter(|one| one.file_rate > 0).count();
         assert_eq!(busy, 2);
+        let compute = orders("gang-compute").iter().filter(|one| one.burn && one.rate > 0).count();
+        assert_eq!(compute, 2);
         for one in orders("gang-worst") {
             assert_eq!((one.common_bytes, one.write_max_bytes), (0, 2 * 256 * MIB));
         }
