@@ -85,8 +85,23 @@ pub fn plan(rounds: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use lab::setup::repository;
+
     use super::*;
-    use crate::{apps, gang, scenario, tracking, writers};
+    use crate::{apps, cache, gang, path, scenario, tracking, upgrade, writers, xen};
+
+    /// The names of all benchmarks that the lab runs.
+    fn benchmarks() -> Vec<&'static str> {
+        let contests = scenario::all().into_iter().map(|one| one.name);
+        let sweeps = writers::sweeps().into_iter().map(|one| one.name);
+        let gangs = gang::scenarios::all().into_iter().map(|one| one.name);
+        let caches = cache::scenarios::all().into_iter().map(|one| one.name);
+        let apps = apps::all().into_iter().map(|one| one.name);
+        let others = [cache::helper::NAME, path::NAME, tracking::NAME, upgrade::NAME, xen::NAME];
+        contests.chain(sweeps).chain(gangs).chain(caches).chain(apps).chain(others).collect()
+    }
 
     /// The contenders of a benchmark.
     fn contenders(name: &str) -> Vec<String> {
@@ -126,5 +141,23 @@ mod tests {
         let points: Vec<_> = points.map(|point| point.name()).collect();
         let at = PARTS.iter().flat_map(|part| part.at);
         assert!(at.into_iter().all(|at| points.iter().any(|point| point == at)), "{points:?}");
+    }
+
+    /// Each command of the pages that researchers open first is one that there is.
+    #[test]
+    fn every_benchmark_that_is_documented_exists() {
+        let read = |path: &str| fs::read_to_string(repository().join(path)).unwrap();
+        let (known, makefile) = (benchmarks(), read("Makefile"));
+        for page in ["docs/PAPERS.md", "docs/BENCHMARKS.md"] {
+            let text = read(page);
+            let commands = text.split("`make bench-").skip(1);
+            let names = commands.map(|rest| rest.split(['`', ' ']).next().unwrap_or_default());
+            let names: Vec<_> = names.filter(|name| *name != "NAME").collect();
+            assert!(names.len() > 20, "{page}: {names:?}");
+            for name in names {
+                let of_make = makefile.contains(&format!("\nbench-{name}:"));
+                assert!(known.contains(&name) || of_make, "{page}: there is no bench-{name}");
+            }
+        }
     }
 }

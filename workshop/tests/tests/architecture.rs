@@ -1,7 +1,7 @@
 //! docs/ARCHITECTURE.md shows where one page goes, on the plain path and with sharing and storage:
-//! its files and functions exist, and all other paths that it names. So do the tests that
-//! docs/THREAT_MODEL.md names. All files of tests are run, the engine names no manager, and the
-//! product does not depend on the workshop.
+//! its files and functions exist, and all other paths that it names. So do those that
+//! docs/PAPERS.md names, and the tests that docs/THREAT_MODEL.md names. All files of tests are run,
+//! the engine names no manager, and the product does not depend on the workshop.
 
 use std::fs;
 
@@ -83,6 +83,21 @@ fn every_step_of_a_page_is_there() {
         steps += 1;
     }
     assert!(steps >= 16, "{steps} steps");
+}
+
+/// The papers' tables name files below `crates/`.
+#[runs(promised)]
+#[test]
+fn every_file_that_the_papers_tables_name_is_there() {
+    let root = repository();
+    let text = fs::read_to_string(root.join("docs/PAPERS.md")).unwrap();
+    let names = text.split('`').skip(1).step_by(2);
+    let files: Vec<_> =
+        names.filter(|name| name.contains("/src/") && name.ends_with(".rs")).collect();
+    assert!(files.len() > 60, "{files:?}");
+    for file in files {
+        assert!(root.join("crates").join(file).exists(), "there is no {file}");
+    }
 }
 
 #[runs(promised)]
