@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::load::Load;
-use super::{AppContest, AppScenario, GOAL, STORAGE_MBIT, TIMEOUT, check};
+use super::{AppContest, AppScenario, GOAL, TIMEOUT, check};
 use crate::contender::{Contender, Ground};
 use crate::contest::save;
 use crate::cpu::{self, CpuMeter};
