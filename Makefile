@@ -244,7 +244,7 @@ bench-libvirt: bench-libvirt-idle bench-libvirt-nics bench-libvirt-busy bench-li
 # A Debian whose programs are at work, over four NICs, or with disks on a storage host. Its image
 # needs root.
 .PHONY: bench-apps bench-apps-nics bench-apps-cache
-bench-apps-nics: bench-apps-memcached bench-apps-postgres bench-apps-dbench
+bench-apps-nics: bench-apps-memcached bench-apps-memcached-disk bench-apps-postgres bench-apps-dbench
 bench-apps-cache: bench-apps-cache-postmark bench-apps-cache-postgres
 
 # The papers' own workloads, with the contenders that matter most, twice each: an hour at most.

@@ -62,14 +62,22 @@ pub struct AppScenario {
     /// What it measures, for people.
     pub about: &'static str,
     app: App,
+    /// Whether the guest's data disk moves with it.
+    moves_disk: bool,
     /// Whether the guest's disks are on a storage host, from which its page cache may come.
     from_storage: bool,
 }
 
 /// All contests.
 #[must_use]
-pub fn all() -> [AppScenario; 7] {
-    let contest = |name, about, app| AppScenario { name, about, app, from_storage: false };
+pub fn all() -> [AppScenario; 8] {
+    let contest = |name, about, app| AppScenario {
+        name,
+        about,
+        app,
+        moves_disk: false,
+        from_storage: false,
+    };
     [
         contest(
             "apps-memcached",
@@ -83,11 +91,22 @@ pub fn all() -> [AppScenario; 7] {
             "the same with nginx, of which clients request 10 MB/s, answered or not",
             App::Nginx,
         ),
-        contest(
-            "apps-dbench",
-            "the same with DBench on a disk of 512 MiB that moves with it",
-            App::Dbench,
-        ),
+        AppScenario {
+            moves_disk: true,
+            ..contest(
+                "apps-memcached-disk",
+                "apps-memcached with a disk of 512 MiB that moves with it",
+                App::Memcached,
+            )
+        },
+        AppScenario {
+            moves_disk: true,
+            ..contest(
+                "apps-dbench",
+                "the same with DBench on a disk of 512 MiB that moves with it",
+                App::Dbench,
+            )
+        },
         AppScenario {
             from_storage: true,
             ..contest(
@@ -109,10 +128,6 @@ pub fn all() -> [AppScenario; 7] {
 }
 
 impl AppScenario {
-    fn moves_disk(self) -> bool {
-        self.app == App::Dbench
-    }
-
     /// The database that pgbench works on: where page cache is what matters, one that fills it.
     fn database(self) -> &'static str {
         if self.from_storage { "large" } else { "bench" }
@@ -129,7 +144,7 @@ impl AppScenario {
     fn modes(self) -> &'static [Mode] {
         if self.from_storage {
             &[Mode::Precopy, Mode::Multifd, Mode::Zstd]
-        } else if self.moves_disk() {
+        } else if self.moves_disk {
             &[Mode::MirrorPrecopy, Mode::Mirror, Mode::MirrorZstd, Mode::MirrorAutoConverge]
         } else {
             &[Mode::Precopy, Mode::Multifd, Mode::Zstd, Mode::AutoConverge]
@@ -144,7 +159,7 @@ impl AppScenario {
         // The system's disk is on this machine: what is read there would cost no link anything.
         let off: &[&str] = &["--storage", "off"];
         let disk: &[&str] =
-            if self.moves_disk() { &["--disks", "data", "--create-disks"] } else { &[] };
+            if self.moves_disk { &["--disks", "data", "--create-disks"] } else { &[] };
         vec![Options { variant: None, ..variant("", &[off, disk].concat()) }]
     }
 

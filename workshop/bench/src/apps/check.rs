@@ -15,11 +15,12 @@ const SUMS: &str = "select count(distinct sum) from (\
 /// Ends a program's work, and checks its data; what clients have read is not part of it.
 pub(super) fn is_right(scenario: AppScenario, guest: &Guest) -> Result<bool> {
     match scenario.app {
+        App::Memcached if scenario.moves_disk => is_disk_right(guest, "true"),
         App::Memcached | App::Nginx => Ok(true),
         App::Sysbench => sysbench(guest),
         App::Postgres => postgres(guest, scenario.database()),
-        App::Dbench => files(guest, "dbench"),
-        App::Postmark => files(guest, "postmark"),
+        App::Dbench => is_disk_right(guest, &ended("dbench")),
+        App::Postmark => is_disk_right(guest, &ended("postmark")),
     }
 }
 
@@ -53,12 +54,12 @@ fn has_right_checksums(guest: &Guest) -> Result<bool> {
     Ok(answer(guest, line)?.is_some())
 }
 
-/// The file system of the disk that a program has written to is sound, and a file that nothing has
-/// written to is on it as it was.
-fn files(guest: &Guest, program: &str) -> Result<bool> {
+/// After a line that ends a program, the file system of the disk that it has written to is sound,
+/// and a file that nothing has written to is on it as it was.
+fn is_disk_right(guest: &Guest, ended: &str) -> Result<bool> {
     let line = "umount /srv && e2fsck -fn /dev/vdb && mount /srv && \
                 sha256sum --quiet --check /srv/kept.sum";
-    Ok(answer(guest, &format!("{}; {line}", ended(program)))?.is_some())
+    Ok(answer(guest, &format!("{ended}; {line}"))?.is_some())
 }
 
 /// A line that ends a program, and waits until it has ended.

@@ -98,7 +98,7 @@ fn disks(
         storage.export(data, &disks.data, "raw")?;
         return Ok((snapshot.spec_from_storage(VM), Some(storage)));
     }
-    if scenario.moves_disk() {
+    if scenario.moves_disk {
         // Where only its own host sees it.
         let own = hosts.a.run_dir.join(image::FILE);
         fs::rename(&disks.data, &own).at("rename", &own)?;
