@@ -113,11 +113,11 @@ tests: toolchain
 unit: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite unit
 
-# A Debian that has booted: two of all end-to-end tests need it. It takes some minutes once; tests
-# that don't find it make it themselves.
+# What single end-to-end tests need: a Debian that has booted, which takes some minutes once, and an
+# NFS server. Tests that don't find it make it themselves.
 .PHONY: field-guest
 field-guest: tests
-	@$(DEBUG)/lab setup --field
+	@$(DEBUG)/lab setup --field --nfs
 
 # SUITE: a part of the names of tests, or options of the suite.
 end-to-end: tests

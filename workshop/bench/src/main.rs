@@ -35,6 +35,9 @@ enum Action {
         /// A Debian that has booted, for the tests of the field lab.
         #[arg(long)]
         field: bool,
+        /// An NFS server, and QEMU's client of one, for a test.
+        #[arg(long)]
+        nfs: bool,
         /// Xen, for emulated hosts.
         #[arg(long)]
         xen: bool,
@@ -236,7 +239,7 @@ fn field_guest(kit: &Kit) -> Result<(), LabError> {
 fn run(action: &Action) -> Result<ExitCode, LabError> {
     let system = |error| LabError::System { action: "be a part of a benchmark", error };
     match action {
-        Action::Setup { tests, field, xen: with_xen } => {
+        Action::Setup { tests, field, nfs, xen: with_xen } => {
             let kit = setup::ensure()?;
 
             if *tests {
@@ -246,9 +249,9 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
                 setup::apparmor()?;
                 setup::nft()?;
                 setup::chromium()?;
-                if let Err(error) = setup::nfs(&kit) {
-                    eprintln!("setup: the test with images on NFS is left out: {error}");
-                }
+            }
+            if *nfs && let Err(error) = setup::nfs(&kit) {
+                eprintln!("setup: the test with images on NFS is left out: {error}");
             }
             if *field && let Err(error) = field_guest(&kit) {
                 eprintln!("setup: tests of the field lab are left out: {error}");

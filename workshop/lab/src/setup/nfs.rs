@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use super::apt::{Apt, Scratch, Sources};
 use super::{Kit, field, install, libvirt, qemus, say};
@@ -40,6 +41,10 @@ pub(super) fn ensure(store: &Path, kit: &Kit) -> Result<Nfs> {
         return Err(LabError::Unsupported(text.to_owned()));
     }
     install::missing(&[(INSTALLED, CLIENT)])?;
+    if !Path::new(INSTALLED).is_file() {
+        // A distribution may build the package without it.
+        return Err(LabError::Missing { what: INSTALLED.to_owned() });
+    }
     give_client(store, kit)?;
     let home = store.join("nfs");
     if !home.is_dir() {
@@ -62,17 +67,41 @@ pub(super) fn ensure(store: &Path, kit: &Kit) -> Result<Nfs> {
     Ok(Nfs { rpcbind: find("rpcbind")?, ganesha: find("ganesha.nfsd")?, modules, libraries, home })
 }
 
-/// A QEMU that is unpacked, and not the distribution's, uses modules of its own build only.
+/// A QEMU that is unpacked, and not the distribution's, has modules of its own. They must be of the
+/// same build: libvirt has it load all of them, and it exits at another one's.
 fn give_client(store: &Path, kit: &Kit) -> Result<()> {
     let Some(modules) = qemus::modules(&kit.qemu) else { return Ok(()) };
     let module = modules.join(MODULE);
     if module.is_file() {
         return Ok(());
     }
+    let shown = program::output(Command::new(&kit.qemu).arg("--version"))?;
+    let Some(version) = package_version(&shown) else {
+        return Err(LabError::Text { what: "QEMU's package version", text: shown });
+    };
+    let package = format!("{CLIENT}={version}");
     let scratch = Scratch::new(store, "nfs-client")?;
     let apt = Apt::new(store, "backports", Sources::Suites(&[qemus::NEWER_SUITE]))?;
     apt.update()?;
-    apt.unpack(&[CLIENT], &scratch.0)?;
+    apt.unpack(&[package.as_str()], &scratch.0)?;
     let unpacked = scratch.0.join(LIBRARIES).join("qemu").join(MODULE);
-    fs::copy(&unpacked, &module).at("copy", &unpacked).map(drop)
+    fs::rename(&unpacked, &module).at("create", &module)
+}
+
+/// The version of the package that a QEMU is from, which it prints in brackets.
+fn package_version(shown: &str) -> Option<&str> {
+    let (version, _) = shown.split_once("(Debian ")?.1.split_once(')')?;
+    Some(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_qemu_prints_the_version_of_its_package() {
+        let shown = "QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2~bpo12+1)\nCopyright";
+        assert_eq!(package_version(shown), Some("1:10.0.2+ds-2~bpo12+1"));
+        assert_eq!(package_version("QEMU emulator version 10.0.2\n(c) 2024"), None);
+    }
 }
