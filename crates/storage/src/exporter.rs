@@ -61,12 +61,9 @@ impl Exporter {
         Self::serve(how, &options(image, direct, how.user.as_ref())?, direct)
     }
 
-    /// The same for an image on an NFS server. A `qemu-nbd` without QEMU's NFS client shows only
+    /// The same for an image on an NFS server. That `qemu-nbd` lacks QEMU's NFS client shows only
     /// when the connection is used, too.
-    ///
-    /// # Errors
-    /// As [`Exporter::start`].
-    pub fn of_nfs(how: &Opening, file: &NfsFile) -> Result<(Self, UnixStream), OpenError> {
+    pub(crate) fn of_nfs(how: &Opening, file: &NfsFile) -> Result<(Self, UnixStream), OpenError> {
         Self::serve(how, &nfs_options(file)?, true)
     }
 
@@ -99,7 +96,7 @@ impl Exporter {
     }
 
     /// Ends it, and returns the reason that it wrote, or `otherwise`.
-    pub(crate) fn failed(mut self, image: &Path, otherwise: &str) -> OpenError {
+    pub(crate) fn failed(mut self, what: &str, otherwise: &str) -> OpenError {
         let status = self.end();
         if status.is_some_and(|status| status.code() == Some(NOT_FOUND)) {
             return OpenError::Program(io::ErrorKind::NotFound.into());
@@ -107,7 +104,7 @@ impl Exporter {
         let words = self.last_words().unwrap_or_default();
         let words = words.trim();
         OpenError::Image {
-            what: image.display().to_string(),
+            what: what.to_owned(),
             reason: if words.is_empty() { otherwise.to_owned() } else { words.to_owned() },
         }
     }

@@ -1,6 +1,7 @@
 //! Images, and how they are opened.
 
 use std::fmt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -192,26 +193,27 @@ fn reach(image: &Image, how: &Opening) -> Result<Opened, OpenError> {
             for file in layer.files() {
                 direct &= open_file(file, 0, None, how)?.is_direct();
             }
-            let (exporter, socket) = Exporter::start(how, layer, direct)?;
-            let connected = NbdSource::of(exporter, socket, how.in_flight, how.patience);
-            let source = connected
-                .map_err(|(exporter, error)| exporter.failed(&layer.path, &error.to_string()))?;
-            Ok(Opened { source: Box::new(source), cached: !direct })
+            served(Exporter::start(how, layer, direct)?, &image.name(), direct, how)
         }
-        Image::Nfs(file) => {
-            let (exporter, socket) = Exporter::of_nfs(how, file)?;
-            let connected = NbdSource::of(exporter, socket, how.in_flight, how.patience);
-            let named = PathBuf::from(file.to_string());
-            let source = connected
-                .map_err(|(exporter, error)| exporter.failed(&named, &error.to_string()))?;
-            // QEMU's client has no cache of its own unless it is given one.
-            Ok(Opened { source: Box::new(source), cached: false })
-        }
+        // QEMU's client keeps nothing of the file unless its options have it do so.
+        Image::Nfs(file) => served(Exporter::of_nfs(how, file)?, &image.name(), true, how),
         Image::Nbd { endpoint, export } => {
             let source = NbdSource::connect(endpoint, export, how.in_flight)?;
             Ok(Opened { source: Box::new(source), cached: false })
         }
     }
+}
+
+/// An image that a `qemu-nbd` serves.
+fn served(
+    (exporter, socket): (Exporter, UnixStream),
+    what: &str,
+    direct: bool,
+    how: &Opening,
+) -> Result<Opened, OpenError> {
+    let connected = NbdSource::of(exporter, socket, how.in_flight, how.patience);
+    let source = connected.map_err(|(exporter, error)| exporter.failed(what, &error.to_string()))?;
+    Ok(Opened { source: Box::new(source), cached: !direct })
 }
 
 fn open_file(

@@ -1,5 +1,5 @@
-//! Which server, and what of it, a node of a storage service stands for: QEMU names some by a URL,
-//! and describes others in JSON.
+//! The server of a storage service that a node is read from, and the export or file there: QEMU
+//! names some by a URL, and describes others in JSON.
 
 use serde_json::{Map, Value, json};
 
@@ -54,9 +54,8 @@ pub(super) fn nfs(node: &Node<'_>, options: &Map<String, Value>) -> Option<Map<S
     let mut file = Map::new();
     file.insert("server".to_owned(), json!({ "type": "inet", "host": host }));
     file.insert("path".to_owned(), path.into());
-    for (name, id) in ["user", "group"].into_iter().zip(who) {
-        file.extend(id.filter(|id| *id > 0).map(|id| (name.to_owned(), id.into())));
-    }
+    let ids = ["user", "group"].into_iter().zip(who);
+    file.extend(ids.filter_map(|(name, id)| Some((name.to_owned(), Value::from(id?)))));
     Some(file)
 }
 

@@ -188,13 +188,17 @@ fn protocols_are_taken_as_their_qemu_has_them() {
         ("nfs://store/vms/a.img", "store", "/vms/a.img"),
         ("nfs://::1/a?b", "::1", "/a?b"),
         ("json:{\"server.host\": \"h\", \"path\": \"/a\"}", "h", "/a"),
-        ("json:{\"server\": {\"host\": \"h\"}, \"path\": \"/a\", \"user\": 0}", "h", "/a"),
+        ("json:{\"server\": {\"host\": \"h\"}, \"path\": \"/a\"}", "h", "/a"),
     ] {
         assert_eq!(at("nfs", told).reading, with(nfs(host, path)), "{told}");
     }
     let mut owned = nfs("store", "/a");
     (owned["user"], owned["group"]) = (1.into(), 2.into());
-    assert_eq!(at("nfs", "nfs://store/a?uid=1&gid=2").reading, with(owned));
+    assert_eq!(at("nfs", "nfs://store/a?uid=1&gid=2").reading, with(owned.clone()));
+    // Root is a user, too.
+    owned["user"] = 0.into();
+    let told = "json:{\"server.host\": \"store\", \"path\": \"/a\", \"user\": \"0\", \"group\": 2}";
+    assert_eq!(at("nfs", told).reading, with(owned));
     for told in ["nfs:old", "nfs:///a", "json:{\"path\": \"/a\"}"] {
         assert!(why_not(&at("nfs", told)).contains("NFS server"), "{told}");
     }
