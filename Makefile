@@ -247,7 +247,8 @@ bench-libvirt: bench-libvirt-idle bench-libvirt-nics bench-libvirt-busy bench-li
 bench-apps-nics: bench-apps-memcached bench-apps-memcached-disk bench-apps-postgres bench-apps-dbench
 bench-apps-cache: bench-apps-cache-postmark bench-apps-cache-postgres
 
-# The papers' own workloads, with the contenders that matter most, twice each: an hour at most.
+# The papers' own workloads, with the contenders that matter most, twice each: an hour at most, and
+# what would not end in it is left out.
 bench-apps: RUNS = 2
 bench-apps: build
 	@$(LAB) bench-apps --runs $(RUNS)

@@ -20,7 +20,9 @@ pub struct Part {
 
 const NICS: &[&str] = &["qemu-precopy", "qemu-zstd", "qemu-autoconverge", "droveway"];
 const MIRRORS: &[&str] = &["qemu-mirror-precopy", "qemu-mirror-zstd", "droveway"];
-const CACHE: &[&str] = &["qemu-zstd", "droveway-off", "droveway-adaptive"];
+const CACHE: &[&str] = &["qemu-zstd", "droveway-adaptive"];
+/// What all of it may take, with the guests that have to be made first.
+const HOUR: Duration = Duration::from_secs(3600);
 
 const fn part(name: &'static str, only: &'static [&'static str], run_s: u32) -> Part {
     Part { name, only, at: &[], run_s }
@@ -56,6 +58,13 @@ impl Part {
     #[must_use]
     pub fn takes(&self, rounds: u32) -> Duration {
         Duration::from_secs(u64::from(self.run_s) * u64::from(self.runs(rounds)))
+    }
+
+    /// Whether it should end in time when this much of it has passed. More rounds than fit in an
+    /// hour have all the time that they need.
+    #[must_use]
+    pub fn fits(&self, rounds: u32, passed: Duration) -> bool {
+        passed + self.takes(rounds) <= take(rounds).max(HOUR)
     }
 }
 
@@ -125,8 +134,12 @@ mod tests {
 
     #[test]
     fn two_rounds_end_within_an_hour() {
-        assert!(take(2) <= Duration::from_secs(3600), "{}", plan(2));
+        assert!(take(2) <= HOUR, "{}", plan(2));
         assert!(plan(2).contains("min in all"));
+        let two_min = part("", &["0", "5%"], 30);
+        assert!(two_min.fits(2, HOUR - Duration::from_secs(120)));
+        assert!(!two_min.fits(2, HOUR - Duration::from_secs(119)));
+        assert!(two_min.fits(5, HOUR));
     }
 
     #[test]
