@@ -120,7 +120,7 @@ fn answer(stream: &mut impl BufRead) -> io::Result<Vec<u8>> {
     }
     let bytes = bytes.ok_or_else(|| odd("the server's answer has no fit length".to_owned()))?;
     let mut body = vec![0; bytes];
-    stream.read_exact(&mut body)?;
+    Read::read_exact(stream, &mut body)?;
     Ok(body)
 }
 
