@@ -223,6 +223,10 @@ const VARIABLE: &str = "v=/sys/firmware/efi/efivars/Field-77000000-0000-0000-000
      { test -e $v && chattr -i $v; true; }";
 /// Of QEMU 7.2: newer ones can hand over their state.
 const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
+/// Runs it with a place of the host's own for its lock, which it names after its socket: the VMs of
+/// other hosts have one with the same path.
+const SERVE: &str =
+    "mkdir -p /run/virtiofsd && mount -t tmpfs tmpfs /run/virtiofsd && exec \"$@\"";
 /// Of a console that QEMU keeps in memory: a power of two.
 const CONSOLE_BYTES: u64 = 4096;
 /// Longest time for an answer of the guest's helper, which is asked again.
@@ -580,9 +584,9 @@ fn shared_by_9p(field: &mut Field) -> Done {
 fn virtiofs(field: &mut Field) -> Done {
     let qmp = field.qmp()?;
     let socket = format!("{RUN_DIR}/{NAME}.files");
-    let mut serve = field.host().command(VIRTIOFSD);
     let (_, shared) = field.shared("files-shared");
-    serve.arg(format!("--socket-path={socket}"));
+    let mut serve = field.host().command("sh");
+    serve.args(["-c", SERVE, "sh", VIRTIOFSD, &format!("--socket-path={socket}")]);
     serve.arg("-o").arg(format!("source={shared}"));
     serve.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut server = serve.spawn().map_err(|error| format!("virtiofsd: {error}"))?;
@@ -592,6 +596,8 @@ fn virtiofs(field: &mut Field) -> Done {
         .and_then(|()| mounted_virtiofs(field, &qmp, &socket));
     let _ = server.kill();
     let _ = server.wait();
+    // It leaves its socket, for which the next move would fail: nothing may be left at its source.
+    let _ = std::fs::remove_file(there);
     done
 }
 
