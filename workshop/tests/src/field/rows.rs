@@ -730,7 +730,9 @@ fn suspend(field: &mut Field) -> Done {
     field.sh_later("systemctl suspend")?;
     field.shows("the guest is suspended", |_| is("suspended"))?;
     execute(&qmp, "system_wakeup", json!({}))?;
-    field.shows("the guest is awake", |_| is("running"))?;
+    field.shows("QEMU has woken the guest", |_| is("running"))?;
+    // Until the guest has set its serial port up again, a question is lost.
+    field.guest().wait_beat(SHOWS_MAX).map_err(|error| error.to_string())?;
     Ok(String::new())
 }
 
