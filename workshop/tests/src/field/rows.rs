@@ -184,7 +184,7 @@ pub static ROWS: [Row; 59] = [
     booting("UEFI, TPM: reboot", |field| {
         write_variable(field)?;
         reboot(field)?;
-        field.sh(&format!("{VARIABLE} && test -s $v"))?;
+        field.sh(&format!("{VARIABLE} && {IS_WRITTEN}"))?;
         tpm(field)
     })
     .on(Machine::Uefi),
@@ -221,6 +221,8 @@ const SPARE: &str = "spare";
 /// A UEFI variable, in `$v`.
 const VARIABLE: &str = "v=/sys/firmware/efi/efivars/Field-77000000-0000-0000-0000-000000000001 && \
      { test -e $v && chattr -i $v; true; }";
+/// Whether the firmware has it with what was written, behind four bytes of attributes.
+const IS_WRITTEN: &str = "test \"$(cat $v | tail -c 1)\" = x";
 /// Of QEMU 7.2: newer ones can hand over their state.
 const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
 /// Runs it with a place of the host's own for its lock, which it names after its socket: the VMs of
@@ -234,7 +236,7 @@ const GREETING_MAX: Duration = Duration::from_secs(3);
 const STANDSTILL: Duration = Duration::from_secs(5);
 
 fn write_variable(field: &mut Field) -> Done {
-    field.sh(&format!("{VARIABLE} && printf '\\7\\0\\0\\0x' >$v && test -s $v"))
+    field.sh(&format!("{VARIABLE} && printf '\\7\\0\\0\\0x' >$v && {IS_WRITTEN}"))
 }
 
 fn execute(qmp: &Qmp, command: &str, arguments: Value) -> Result<Value, String> {
