@@ -58,8 +58,7 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
     let root = root(&kit)?;
     let root = root.as_deref();
     let chosen = |row: &&Row| {
-        row.lacks().is_none()
-            && root.is_none_or(|root| row.is_possible_in(root))
+        row.lacks(root).is_none()
             && (parts.is_empty() || parts.iter().any(|part| row.name.contains(part)))
     };
     let rows: Vec<&Row> = ROWS.iter().filter(chosen).collect();
@@ -81,7 +80,7 @@ fn run(release: Release, parts: &[String]) -> Result<ExitCode, LabError> {
     // Results of a guest with less to lose don't count.
     let key = format!("Debian {number} with PostgreSQL in QEMU {qemu}, {build}{origin}");
     let home = target().join("field").join(format!("{release}{suffix}"));
-    let results = Results::new(home.join("results"), key, columns);
+    let results = Results::new(home.join("results"), key, columns, root.map(Path::to_owned));
     let mut work = VecDeque::new();
     let mut snapshots = Vec::new();
     for machine in Machine::ALL {

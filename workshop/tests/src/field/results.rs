@@ -37,6 +37,8 @@ pub struct Results {
     key: String,
     /// The table's columns.
     ways: Vec<Way>,
+    /// Of the hosts, if they have packages.
+    root: Option<PathBuf>,
 }
 
 /// The part of a path for this.
@@ -46,10 +48,11 @@ fn plain(name: &str) -> String {
 }
 
 impl Results {
-    /// Those in a directory, of what the key says, and of VMs that move in these ways.
+    /// Those in a directory, of what the key says, and of VMs that move in these ways, between
+    /// hosts with this root if there is one.
     #[must_use]
-    pub fn new(dir: PathBuf, key: String, ways: Vec<Way>) -> Self {
-        Self { dir, key, ways }
+    pub fn new(dir: PathBuf, key: String, ways: Vec<Way>, root: Option<PathBuf>) -> Self {
+        Self { dir, key, ways, root }
     }
 
     fn column(&self, way: Way, moves: u32) -> PathBuf {
@@ -140,8 +143,8 @@ impl Results {
         if !row.is_tried(way) {
             return "no domain".to_owned();
         }
-        if let Some(file) = row.lacks() {
-            return format!("no `{file}` here");
+        if let Some(missing) = row.lacks(self.root.as_deref()) {
+            return missing;
         }
         let known = |moves: &u32| self.of(way, *moves, row).map(|cell| cell.lives);
         let outcomes = [(Some(true), "lives"), (Some(false), "**fails**"), (None, "not run")];
@@ -166,7 +169,8 @@ mod tests {
     #[test]
     fn a_run_goes_on_where_the_last_one_has_ended() {
         let dir = tempfile::tempdir().unwrap();
-        let of = |key: &str| Results::new(dir.path().to_owned(), key.to_owned(), WAYS.to_vec());
+        let of =
+            |key: &str| Results::new(dir.path().to_owned(), key.to_owned(), WAYS.to_vec(), None);
         let results = of("this");
         let (way, row) = (WAYS[0], &ROWS[0]);
         assert!(results.of(way, 1, row).is_none());
@@ -194,5 +198,30 @@ mod tests {
         let others = of("other");
         assert!(others.of(way, 1, row).is_none());
         assert!(others.notes(way, 3).is_empty());
+    }
+
+    #[test]
+    fn what_hosts_with_packages_lack_is_in_the_table() {
+        let (dir, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let dir = dir.path().to_owned();
+        // Two of agents' own, and a carried one.
+        let ways = WAYS[..3].to_vec();
+        let results = Results::new(dir, "this".to_owned(), ways, Some(root.path().to_owned()));
+        let table = |row: &Row| {
+            let row = ROWS.iter().position(|one| one.name == row.name).unwrap();
+            results.table(&ROWS[row..=row], &[1])
+        };
+        let domain = ROWS.iter().find(|row| row.machine.is_none()).unwrap();
+        let cells = "| no domain | no domain | no libvirt there |";
+        assert!(table(domain).contains(cells), "{}", table(domain));
+        let of_a_program = |row: &&Row| row.needs.is_some_and(|file| file.starts_with("/usr/"));
+        let row = ROWS.iter().find(of_a_program).unwrap();
+        let file = row.needs.unwrap();
+        let lacks = format!("| no `{file}` there | no `{file}` there | no `{file}` there |");
+        assert!(table(row).contains(&lacks), "{}", table(row));
+        let there = root.path().join(file.trim_start_matches('/'));
+        fs::create_dir_all(there.parent().unwrap()).unwrap();
+        fs::write(there, "").unwrap();
+        assert!(table(row).contains("| not run | not run | not run |"), "{}", table(row));
     }
 }

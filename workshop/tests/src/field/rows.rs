@@ -55,20 +55,21 @@ impl Row {
         self.machine.is_some() || way.mover == Mover::Carried
     }
 
-    /// The file of the hosts that it needs and that isn't here.
-    #[must_use]
-    pub fn lacks(&self) -> Option<&'static str> {
-        self.needs.filter(|file| !Path::new(file).exists())
-    }
-
-    /// Whether hosts with this root have what it needs: there is no libvirt, and devices are this
+    /// What hosts with this root lack for it, or, without one, this machine. Devices are this
     /// machine's.
     #[must_use]
-    pub fn is_possible_in(&self, root: &Path) -> bool {
-        let is_there = |file: &str| {
-            file.starts_with("/dev/") || root.join(file.trim_start_matches('/')).exists()
+    pub fn lacks(&self, root: Option<&Path>) -> Option<String> {
+        if self.machine.is_none() && root.is_some() {
+            return Some("no libvirt there".to_owned());
+        }
+        let file = self.needs?;
+        let (path, place) = match root {
+            Some(root) if !file.starts_with("/dev/") => {
+                (root.join(file.trim_start_matches('/')), "there")
+            }
+            _ => (PathBuf::from(file), "here"),
         };
-        self.machine.is_some() && self.needs.is_none_or(is_there)
+        (!path.exists()).then(|| format!("no `{file}` {place}"))
     }
 }
 
