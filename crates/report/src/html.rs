@@ -218,6 +218,14 @@ mod tests {
     }
 
     #[test]
+    fn a_vm_whose_move_was_settled_later_is_not_said_to_be_paused() {
+        let settled_unix_s = Some(1_709_210_096);
+        let page = page(&Report { downtime_ms: None, settled_unix_s, ..example() });
+        let expected = "web1 is on host-b. That was settled at 2024-02-29 12:34:56 UTC, after";
+        assert!(page.contains(expected) && !page.contains("paused"), "{page}");
+    }
+
+    #[test]
     fn nothing_is_loaded_from_anywhere() {
         let page = page(&example());
         for outside in ["http://", "https://", "src=", "@import", "url(", "<link"] {

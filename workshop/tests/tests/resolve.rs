@@ -95,6 +95,10 @@ fn taken_back() -> (World, Guest) {
     world.says(Side::A, &["resolve", "web1", "--here", "--yes"]);
     assert_eq!(world.vm(Side::A, "web1").unwrap().status, VmStatus::Running);
     assert!(listed().contains("failed") && !listed().contains("in doubt"), "{}", listed());
+    let ended = world.migrations(Side::A).remove(0);
+    let report = world.tells(Side::A, &["report", &ended.id]);
+    assert!(report.contains("was not moved to host-b: the operator"), "{report}");
+    assert!(!report.contains("in doubt") && !report.contains("droveway resolve"), "{report}");
     world.assert_intact(&guest);
     (world, guest)
 }
