@@ -71,6 +71,19 @@ impl Results {
         (cell.key == self.key).then_some(cell)
     }
 
+    /// How many results of these rows there are not yet.
+    #[must_use]
+    pub fn missing(&self, rows: &[&Row], ways: &[Way], depths: &[u32]) -> usize {
+        let mut missing = 0;
+        for &way in ways {
+            for &moves in depths {
+                let tried = rows.iter().filter(|row| row.is_tried(way));
+                missing += tried.filter(|row| self.of(way, moves, row).is_none()).count();
+            }
+        }
+        missing
+    }
+
     /// Keeps a failure that its rows are not to blame for yet.
     ///
     /// # Panics
@@ -182,7 +195,9 @@ mod tests {
         assert!(table.contains(cells), "{table}");
         assert!(table.ends_with("- serial console, own, multifd, 2: silent\n"), "{table}");
         results.keep(way, 2, row, true, String::new());
+        assert_eq!(results.missing(&[row], &WAYS[..2], &[1, 2, 3]), 4);
         results.keep(way, 3, row, true, String::new());
+        assert_eq!(results.missing(&[row], &[way], &[1, 2, 3]), 0);
         let table = results.table(&ROWS[..1], &[1, 2, 3]);
         assert!(table.contains("| serial console | lives | not run |"), "{table}");
         let before = "\n- failed before: serial console, own, multifd, 2: silent\n";
@@ -195,6 +210,7 @@ mod tests {
         let table = results.table(&ROWS[domains..=domains], &[1]);
         let cells = "| no domain | no domain | not run | not run | no domain | no domain |";
         assert!(table.contains(cells), "{table}");
+        assert_eq!(results.missing(&[&ROWS[domains]], &WAYS, &[1]), 2);
         let others = of("other");
         assert!(others.of(way, 1, row).is_none());
         assert!(others.notes(way, 3).is_empty());
