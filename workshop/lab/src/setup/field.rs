@@ -126,8 +126,12 @@ impl More {
 static FILES: [(&str, &str); 6] = [
     ("etc/hostname", "field\n"),
     ("etc/fstab", "/dev/vda / ext4 noatime 0 1\n"),
-    // Whatever the card is called, also one that is plugged later.
-    ("etc/systemd/network/10-cards.network", "[Match]\nName=en* eth*\n\n[Network]\nDHCP=ipv4\n"),
+    // Whatever the card is called, also one that is plugged later. For the host name that the server
+    // sends, each boot would start a service, which may not set it.
+    (
+        "etc/systemd/network/10-cards.network",
+        "[Match]\nName=en* eth*\n\n[Network]\nDHCP=ipv4\n\n[DHCPv4]\nUseHostname=no\n",
+    ),
     (
         "etc/systemd/system/lab-guest.service",
         "[Unit]\nDescription=The lab's check\n\n[Service]\nExecStart=/usr/local/sbin/lab-guest\n\
@@ -136,7 +140,11 @@ static FILES: [(&str, &str); 6] = [
     // A kernel is loaded by the test that needs it.
     ("etc/default/kexec", "LOAD_KEXEC=false\n"),
     // Each takes a part of the boot under TCG, and no test uses it.
-    ("etc/modprobe.d/lab.conf", "blacklist pcspkr\nblacklist joydev\nblacklist i2c_i801\n"),
+    (
+        "etc/modprobe.d/lab.conf",
+        "blacklist pcspkr\nblacklist joydev\nblacklist i2c_i801\nblacklist kvm_amd\n\
+         blacklist powernow_k8\n",
+    ),
 ];
 
 static ENABLED: [&str; 2] = ["systemd-networkd", "lab-guest"];
