@@ -228,8 +228,7 @@ const IS_WRITTEN: &str = "test \"$(cat $v | tail -c 1)\" = x";
 const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
 /// Runs it with a place of the host's own for its lock, which it names after its socket: the VMs of
 /// other hosts have one with the same path.
-const SERVE: &str =
-    "mkdir -p /run/virtiofsd && mount -t tmpfs tmpfs /run/virtiofsd && exec \"$@\"";
+const SERVE: &str = "mkdir -p /run/virtiofsd && mount -t tmpfs lab /run/virtiofsd && exec \"$@\"";
 /// Of a console that QEMU keeps in memory: a power of two.
 const CONSOLE_BYTES: u64 = 4096;
 /// Longest time for an answer of the guest's helper, which is asked again.
