@@ -12,7 +12,10 @@ use crate::error::{FileContext, LabError, Result};
 /// Packages of the distribution besides QEMU: firmware that a VM of the field lab needs is among
 /// them.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,iproute2,ovmf";
-const QEMU_PACKAGES: [&str; 2] = ["qemu-system-x86", "qemu-utils"];
+/// QEMU's, and those that it needs in a version of its own suite: from backports apt takes only what
+/// is named.
+const QEMU_PACKAGES: [&str; 5] =
+    ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios", "qemu-utils"];
 /// The program of such a QEMU.
 pub const HOSTS_QEMU: &str = "/usr/bin/qemu-system-x86_64";
 /// Where our package is in the root until it is installed.
