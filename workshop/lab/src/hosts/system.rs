@@ -31,6 +31,9 @@ impl Hosts {
                 // In place of systemd's, by which the boot would empty /tmp, where this machine may
                 // have the store.
                 ("etc/tmpfiles.d/tmp.conf".to_owned(), String::new()),
+                // Empty, it is masked. Its unit mounts the root anew, which can fail in a root of
+                // ours, and then is started again without a pause: the boot would not end.
+                ("etc/systemd/system/systemd-logind.service".to_owned(), String::new()),
             ];
             let bind = |here: &Path, there: &Path| Bind { here: here.into(), there: there.into() };
             let store = setup::store();
