@@ -71,17 +71,22 @@ impl Results {
         (cell.key == self.key).then_some(cell)
     }
 
-    /// How many results of these rows there are not yet.
+    /// Whether a run tries a row: it has no result yet, or has failed.
     #[must_use]
-    pub fn missing(&self, rows: &[&Row], ways: &[Way], depths: &[u32]) -> usize {
-        let mut missing = 0;
+    pub fn is_due(&self, way: Way, moves: u32, row: &Row) -> bool {
+        row.is_tried(way) && self.of(way, moves, row).is_none_or(|cell| !cell.lives)
+    }
+
+    /// How many of these rows are due.
+    #[must_use]
+    pub fn due(&self, rows: &[&Row], ways: &[Way], depths: &[u32]) -> usize {
+        let mut due = 0;
         for &way in ways {
             for &moves in depths {
-                let tried = rows.iter().filter(|row| row.is_tried(way));
-                missing += tried.filter(|row| self.of(way, moves, row).is_none()).count();
+                due += rows.iter().filter(|row| self.is_due(way, moves, row)).count();
             }
         }
-        missing
+        due
     }
 
     /// Keeps a failure that its rows are not to blame for yet.
@@ -194,10 +199,12 @@ mod tests {
         let cells = "| serial console | 1: lives; 2: **fails**; 3: not run | not run |";
         assert!(table.contains(cells), "{table}");
         assert!(table.ends_with("- serial console, own, multifd, 2: silent\n"), "{table}");
+        // A failure is tried again.
+        assert_eq!(results.due(&[row], &[way], &[1, 2, 3]), 2);
         results.keep(way, 2, row, true, String::new());
-        assert_eq!(results.missing(&[row], &WAYS[..2], &[1, 2, 3]), 4);
+        assert_eq!(results.due(&[row], &WAYS[..2], &[1, 2, 3]), 4);
         results.keep(way, 3, row, true, String::new());
-        assert_eq!(results.missing(&[row], &[way], &[1, 2, 3]), 0);
+        assert_eq!(results.due(&[row], &[way], &[1, 2, 3]), 0);
         let table = results.table(&ROWS[..1], &[1, 2, 3]);
         assert!(table.contains("| serial console | lives | not run |"), "{table}");
         let before = "\n- failed before: serial console, own, multifd, 2: silent\n";
@@ -210,7 +217,7 @@ mod tests {
         let table = results.table(&ROWS[domains..=domains], &[1]);
         let cells = "| no domain | no domain | not run | not run | no domain | no domain |";
         assert!(table.contains(cells), "{table}");
-        assert_eq!(results.missing(&[&ROWS[domains]], &WAYS, &[1]), 2);
+        assert_eq!(results.due(&[&ROWS[domains]], &WAYS, &[1]), 2);
         let others = of("other");
         assert!(others.of(way, 1, row).is_none());
         assert!(others.notes(way, 3).is_empty());
