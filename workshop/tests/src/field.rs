@@ -301,7 +301,7 @@ impl Field {
 
     fn move_once(&mut self) {
         let (from, way) = (self.side, self.way);
-        if let Some(row) = self.row() {
+        if let Some(row) = self.row().unwrap() {
             self.acknowledged.set(row);
         }
         self.fit_tpm(from.other());
@@ -403,9 +403,13 @@ impl Field {
     }
 
     /// The row that its guest's database has acknowledged last; none before the first one since the
-    /// guest has booted.
-    fn row(&self) -> Option<u64> {
-        self.guest().ask(field::ACKNOWLEDGED).ok()?.parse().ok()
+    /// guest has booted. A guest that does not answer is an error: nothing would be checked.
+    fn row(&self) -> Result<Option<u64>, String> {
+        match self.guest().ask(field::ACKNOWLEDGED) {
+            Ok(row) => Ok(row.parse().ok()),
+            Err(LabError::Guest { .. }) => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Waits for another row, and checks all that were acknowledged before.
@@ -413,7 +417,7 @@ impl Field {
         let known = self.acknowledged.get();
         // Fewer, too: the check reports what is missing.
         self.shows("the guest's database acknowledges a row", |field| {
-            field.row().is_some_and(|row| row != known)
+            field.row().is_ok_and(|row| row.is_some_and(|row| row != known))
         })?;
         let answer = self.guest().ask(&field::check_rows(known));
         let answer = answer.map_err(|error| error.to_string())?;
