@@ -18,8 +18,8 @@ pub(super) const PLUG: &str = "plug";
 pub(super) const SPARE: &str = "spare";
 /// Of QEMU 7.2: newer ones can hand over their state.
 pub(super) const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
-/// Runs it with a place of the host's own for its lock, which it names after its socket: the VMs of
-/// other hosts have one with the same path.
+/// Runs it with a directory of the host's own for its lock, whose name is its socket's path: VMs of
+/// other hosts have the same path.
 const SERVE: &str = "mkdir -p /run/virtiofsd && mount -t tmpfs lab /run/virtiofsd && exec \"$@\"";
 /// Of a console that QEMU keeps in memory: a power of two.
 const CONSOLE_BYTES: u64 = 4096;
