@@ -11,7 +11,8 @@
 //! running     xl gets a report of success, and destroys its domain
 //! ```
 //!
-//! The switchover's machine decides, as for VMs of QEMU: see [`DepartingDomain`].
+//! The switchover's machine decides, as for VMs of QEMU: see
+//! [`DepartingDomain`](crate::xen::DepartingDomain).
 
 mod committed;
 mod following;
@@ -24,9 +25,8 @@ mod tap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::{Outcome, Report, SendDomain};
+use api::{Outcome, SendDomain};
 use managers::xen::MovingDomain;
-use switchover::source::Driver;
 use xen::handshake::Answer;
 use xen::{Configuration, XL_HEADER_BYTES, configuration_bytes};
 
@@ -34,7 +34,8 @@ use crate::error::MigrationError;
 use crate::host::{Local, Peer};
 use crate::report_builder::ReportBuilder;
 use crate::watch::Watch;
-use crate::xen::{DepartingDomain, XlPipes};
+use crate::xen::XlPipes;
+pub use leading::DepartedDomain;
 use leading::Leading;
 
 /// xl sends the configuration at once.
@@ -47,15 +48,6 @@ pub struct OfferedDomain {
     /// What xl has sent: its header and the configuration.
     header: Vec<u8>,
     configuration: Configuration,
-}
-
-/// A domain whose migration has ended on this side.
-#[derive(Debug)]
-pub struct DepartedDomain {
-    /// The report.
-    pub report: Report,
-    /// A switchover that is not over on this side.
-    pub unsettled: Option<(Driver, DepartingDomain)>,
 }
 
 impl OfferedDomain {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::audit::Hash;
-use api::{Outcome, SendDomain};
+use api::{Outcome, Report, SendDomain};
 use crossbeam_channel::{Receiver, bounded, never};
 use dedup::source::{Naming, Plan, Waits};
 use managers::xen::MovingDomain;
@@ -16,7 +16,6 @@ use wire::carry::Carrying;
 use wire::{ReceiveDomain, ToDestination, ToSource};
 use xen::{Configuration, PageKind};
 
-use super::DepartedDomain;
 use super::following::{Next, of_peer};
 use super::streaming::Streaming;
 use crate::caught::caught;
@@ -28,6 +27,15 @@ use crate::source::bounds::sched_params;
 use crate::source::context::{local as local_error, no_thread};
 use crate::source::{audit, by_name, connection};
 use crate::xen::{DepartingDomain, XlPipes, noted};
+
+/// A domain whose migration has ended on this side.
+#[derive(Debug)]
+pub struct DepartedDomain {
+    /// The report.
+    pub report: Report,
+    /// A switchover that is not over on this side.
+    pub unsettled: Option<(Driver, DepartingDomain)>,
+}
 
 /// The leading thread's state.
 pub(super) struct Leading<'m> {
