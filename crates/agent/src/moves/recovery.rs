@@ -75,6 +75,11 @@ impl Desk {
     fn is_of(&self, vm: &str, known: Option<&Vm>) -> bool {
         self.opened.vm == vm && known.is_none_or(|known| is_about(&self.opened, known))
     }
+
+    /// Whether it is of a switchover of that VM within this host.
+    fn is_within(&self, vm: &str) -> bool {
+        self.opened.is_within_host() && self.opened.vm == vm
+    }
 }
 
 impl Settlers {
@@ -251,7 +256,7 @@ impl Settlers {
             Side::Destination => Side::Source,
         };
         let is_free = opened.is_within_host()
-            && !within::has_any(&desks, &opened.vm)
+            && !desks.values().any(|desk| desk.is_within(&opened.vm))
             && !self.journals.keeps(&opened.migration, other)
             && self.registry.settled_here(&opened.vm);
         // Other switchovers don't wait for a QEMU that is slow to answer.

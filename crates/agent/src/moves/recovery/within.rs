@@ -1,18 +1,16 @@
 //! Switchovers within this host: both sides are threads of this agent, and each of the two QEMUs
 //! has one.
 
-use std::collections::HashMap;
-
 use crossbeam_channel::{Sender, bounded};
 use qemu::machine;
 use serde::Deserialize;
 use switchover::journal::{Opened, Side};
-use switchover::{Kept, MigrationId, Resolution};
+use switchover::{Kept, Resolution};
 use wire::SwitchoverMessage;
 
 use super::decide::{ask, cannot_tell, not_in_doubt};
 use super::thread::Request;
-use super::{ANSWER_MAX, Desk, Settlers};
+use super::{ANSWER_MAX, Settlers};
 use crate::denied::Denied;
 
 /// The threads of a VM's switchover within this host.
@@ -22,21 +20,12 @@ pub(super) struct Sides {
     destination: Option<(Opened, Sender<Request>)>,
 }
 
-/// Whether there is such a thread for that VM.
-pub(super) fn has_any(desks: &HashMap<(MigrationId, Side), Desk>, vm: &str) -> bool {
-    desks.values().any(|desk| is_of(desk, vm))
-}
-
-fn is_of(desk: &Desk, vm: &str) -> bool {
-    desk.opened.is_within_host() && desk.opened.vm == vm
-}
-
 impl Settlers {
     /// Frees a VM whose migration `id` within this host has ended, now or when its switchover is
     /// settled.
     pub(crate) fn ended_within(&self, vm: &str, id: &str) {
         let desks = self.desks.lock();
-        if has_any(&desks, vm) {
+        if desks.values().any(|desk| desk.is_within(vm)) {
             return self.registry.unsettled(vm);
         }
         let is_free = self.registry.upgraded(vm, id);
@@ -66,18 +55,15 @@ impl Settlers {
     /// The switchover of that VM within this host, if it is not settled.
     pub(super) fn within(&self, vm: &str) -> Option<Sides> {
         let desks = self.desks.lock();
-        if !has_any(&desks, vm) {
-            return None;
-        }
         let mut sides = Sides::default();
-        for ((_, side), desk) in desks.iter().filter(|(_, desk)| is_of(desk, vm)) {
-            let its = Some((desk.opened.clone(), desk.tell.clone()));
+        for ((_, side), desk) in desks.iter().filter(|(_, desk)| desk.is_within(vm)) {
+            let found = Some((desk.opened.clone(), desk.tell.clone()));
             match side {
-                Side::Source => sides.source = its,
-                Side::Destination => sides.destination = its,
+                Side::Source => sides.source = found,
+                Side::Destination => sides.destination = found,
             }
         }
-        Some(sides)
+        (sides.source.is_some() || sides.destination.is_some()).then_some(sides)
     }
 
     /// Applies the operator's decision: `Here` is the former QEMU. The side that gives the VM up
