@@ -6,6 +6,7 @@ mod guest;
 mod inherit_error;
 mod inherited;
 mod monitor_names;
+mod open_files;
 mod pid_file;
 mod ram_files;
 mod replaced;
@@ -263,7 +264,7 @@ impl Machine {
             }
             // QEMU may have removed them.
             let _ = std::fs::remove_file(&self.socket);
-            let _ = std::fs::remove_file(started::guest_socket(&self.dir));
+            let _ = std::fs::remove_file(guest_socket(&self.dir));
         }
         Ok(())
     }
@@ -278,4 +279,15 @@ impl Machine {
             }
         }
     }
+}
+
+/// Where QEMU listens for the agent's commands.
+fn qmp_socket(dir: &Path) -> PathBuf {
+    dir.join("qmp")
+}
+
+/// Where it listens for the helper in the guest. No longer than the other one: the length of a
+/// socket's path is limited.
+fn guest_socket(dir: &Path) -> PathBuf {
+    dir.join("gst")
 }

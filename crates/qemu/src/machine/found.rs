@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::inherited::{address_of, display_of};
-use super::started::qmp_socket;
+use super::open_files::{address_of, display_of};
 use super::taps::tap_of;
-use super::{Machine, Record, StartError};
+use super::{Machine, Record, StartError, qmp_socket};
 use crate::command_line::{
     CommandLine, with_addresses, with_tap_names, with_vnc_address, without_numbers,
 };

@@ -20,7 +20,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::Machine;
-use super::inherited::{At, Open};
+use super::open_files::{At, Open};
 use crate::command_line::{Address, CommandLine, name_after, name_until};
 use crate::process::user_of;
 use crate::socket;

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::Machine;
 use super::inherit_error::InheritError;
-use super::inherited::take;
+use super::open_files::take;
 use crate::command_line::CommandLine;
 use crate::process::{Process, proc_path};
 

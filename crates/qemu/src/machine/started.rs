@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::inherited::{Inherited, MadeSockets};
 use super::ram_files::RamFiles;
-use super::{Machine, StartError};
+use super::{Machine, StartError, guest_socket, qmp_socket};
 use crate::command_line::{CommandLine, GUEST_ID};
 use crate::launch::{Launch, User, launch, log_tail};
 use crate::process::Process;
@@ -260,15 +260,6 @@ impl Sockets {
         let guest = guest.inspect_err(|_| remove(&qmp_socket(dir)))?;
         Ok(Self { qmp, guest })
     }
-}
-
-pub(super) fn qmp_socket(dir: &Path) -> PathBuf {
-    dir.join("qmp")
-}
-
-/// No longer than the other one: the length of a socket's path is limited.
-pub(super) fn guest_socket(dir: &Path) -> PathBuf {
-    dir.join("gst")
 }
 
 fn listen(socket: &Path) -> Result<UnixListener, StartError> {

@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::Machine;
-use super::inherited::Open;
+use super::open_files::Open;
 use crate::command_line::{CommandLine, vnc_sockets};
 
 /// In QEMU's own directory, which only the agent can enter.
