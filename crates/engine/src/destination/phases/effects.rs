@@ -1,6 +1,7 @@
 //! Carries out the switchover's decisions at the destination: informs the source, runs the VM,
 //! settles it, or ends its QEMU.
 
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,24 +21,43 @@ use crate::link::Link;
 /// Holds the VM until it is decided who has it. If it is dropped before that, the VM is discarded.
 pub(super) struct Keeper {
     machine: Arc<Machine>,
-    arriving: Option<Box<dyn Arriving>>,
-    adopted: bool,
-    /// The VM is here, but the agent could not record that yet.
-    unnoted: bool,
+    held: Held,
     link: Arc<Link<ToSource>>,
     lanes: Arc<ArrivingLanes>,
     /// None before its QEMU has loaded it.
     loaded: Option<Loaded>,
-    /// None before it ran.
-    ran: Option<Instant>,
-    pool_high_water_bytes: u64,
+}
+
+/// The VM's claim on this host.
+enum Held {
+    /// It is not decided who has the VM.
+    Undecided(Box<dyn Arriving>),
+    /// The VM is here, or has died here. The agent may not have been able to record that yet.
+    Here { arriving: Box<dyn Arriving>, is_noted: bool },
+    /// The source has the VM, or the agent goes on.
+    Released,
 }
 
 /// A VM that its QEMU has loaded.
 pub(super) struct Loaded {
     pub(super) incoming: Arc<Incoming>,
-    /// The cost of pages sent by name.
+    /// The cost of receiving it, without CPU time.
     pub(super) cost: Cost,
+    /// None before it ran.
+    pub(super) ran: Option<Instant>,
+}
+
+impl Held {
+    fn arriving(&self) -> Option<&dyn Arriving> {
+        match self {
+            Self::Undecided(arriving) | Self::Here { arriving, .. } => Some(&**arriving),
+            Self::Released => None,
+        }
+    }
+
+    fn take(&mut self) -> Self {
+        mem::replace(self, Self::Released)
+    }
 }
 
 impl Keeper {
@@ -48,21 +68,17 @@ impl Keeper {
     ) -> Self {
         Self {
             machine: arriving.machine(),
-            arriving: Some(arriving),
-            adopted: false,
-            unnoted: false,
+            held: Held::Undecided(arriving),
             link,
             lanes,
             loaded: None,
-            ran: None,
-            pool_high_water_bytes: 0,
         }
     }
 
     /// QEMU has loaded the VM.
     pub(super) fn loaded(&mut self, loaded: Loaded, pool_high_water_bytes: u64) {
-        self.loaded = Some(loaded);
-        self.pool_high_water_bytes = pool_high_water_bytes;
+        let cost = Cost { pool_high_water_bytes, ..loaded.cost };
+        self.loaded = Some(Loaded { cost, ..loaded });
     }
 
     pub(super) fn machine(&self) -> &Machine {
@@ -74,33 +90,38 @@ impl Keeper {
     }
 
     pub(super) fn images(&self) -> &[PreparedImage] {
-        self.arriving.as_ref().map_or(&[], |arriving| arriving.images())
+        self.held.arriving().map_or(&[], |arriving| arriving.images())
     }
 
     pub(super) fn source_address(&self) -> Option<SocketAddr> {
-        self.arriving.as_ref()?.source_address()
+        self.held.arriving()?.source_address()
     }
 
     /// Hands over to the agent, which settles the VM later: QEMU's incoming migration, and the VM
     /// if it is not decided who has it.
     pub(super) fn undecided(mut self) -> (Option<Arc<Incoming>>, Option<Box<dyn Arriving>>) {
-        let undecided = if self.adopted { None } else { self.arriving.take() };
-        (self.loaded.take().map(|loaded| loaded.incoming), undecided)
+        let incoming = self.loaded.take().map(|loaded| loaded.incoming);
+        match self.held.take() {
+            Held::Undecided(arriving) => (incoming, Some(arriving)),
+            decided => {
+                self.held = decided;
+                (incoming, None)
+            }
+        }
     }
 
     /// Leaves the VM as it is: the agent continues from its journal.
     pub(super) fn leave(mut self) {
-        std::mem::forget(self.arriving.take());
+        mem::forget(self.held.take());
     }
 
-    fn say_cost(&self, by_name: Cost) {
-        let said = self.link.say(&ToSource::Cost(Cost {
+    fn send_cost(&self, loaded: &Loaded) {
+        let sent = self.link.say(&ToSource::Cost(Cost {
             cpu_s: self.lanes.cpu().as_secs_f64(),
-            pool_high_water_bytes: self.pool_high_water_bytes,
-            ran_ms: self.ran.map_or(0.0, |ran| ran.elapsed().as_secs_f64() * 1e3),
-            ..by_name
+            ran_ms: loaded.ran.map_or(0.0, |ran| ran.elapsed().as_secs_f64() * 1e3),
+            ..loaded.cost
         }));
-        if let Err(error) = said {
+        if let Err(error) = sent {
             tracing::debug!(%error, "cannot report what loading took");
         }
     }
@@ -115,29 +136,30 @@ impl Effects for Keeper {
         if said.message == switchover::ToSource::Running
             && let Some(loaded) = &self.loaded
         {
-            self.say_cost(loaded.cost);
+            self.send_cost(loaded);
         }
     }
 
     fn cont(&mut self) -> Step {
-        let Some(Loaded { incoming, .. }) = &self.loaded else {
+        let Some(Loaded { incoming, ran, .. }) = &mut self.loaded else {
             return Step::ContFailed { reason: "it never waited for a VM".into(), never_ran: true };
         };
         // A QEMU that ended before it was ordered to run the VM never ran it: the VM goes on at its
         // source.
-        if self.ran.is_none() && !self.machine.process.is_alive() {
+        if ran.is_none() && !self.machine.process.is_alive() {
             let reason = "its QEMU had ended before it was to run the VM".into();
             return Step::ContFailed { reason, never_ran: true };
         }
-        let ends_former = self.arriving.as_ref().is_some_and(|arriving| arriving.ends_former());
+        let arriving = self.held.arriving();
+        let ends_former = arriving.is_some_and(Arriving::ends_former);
         // From here on the former QEMU can't have the VM, if both have the same RAM or taps.
-        if let Some(Err(reason)) = self.arriving.as_ref().map(|arriving| arriving.be_alone()) {
+        if let Some(Err(reason)) = arriving.map(Arriving::be_alone) {
             return Step::ContFailed { reason: reason.into(), never_ran: false };
         }
         match incoming.cont() {
             Ok(()) => {
-                self.ran.get_or_insert_with(Instant::now);
-                if let Some(arriving) = &self.arriving {
+                ran.get_or_insert_with(Instant::now);
+                if let Some(arriving) = arriving {
                     arriving.runs();
                 }
                 Step::Runs
@@ -152,8 +174,8 @@ impl Effects for Keeper {
     }
 
     fn settle(&mut self) {
-        let Some(Loaded { incoming, .. }) = &self.loaded else { return };
-        if self.ran.is_some() {
+        let Some(Loaded { incoming, ran, .. }) = &self.loaded else { return };
+        if ran.is_some() {
             incoming.announce();
         } else {
             incoming.restore();
@@ -178,20 +200,21 @@ impl Effects for Keeper {
         match outcome {
             // A VM that died here is shown as dead.
             Outcome::Here | Outcome::Lost { .. } => {
-                self.adopted = true;
-                let is_here = outcome == Outcome::Here;
-                let noted = self.arriving.as_mut().map(|arriving| match is_here {
-                    true => arriving.adopt(),
-                    false => arriving.lost(),
-                });
-                if let Some(Err(error)) = noted {
-                    self.unnoted = true;
+                let (Held::Undecided(mut arriving) | Held::Here { mut arriving, .. }) =
+                    self.held.take()
+                else {
+                    return;
+                };
+                let noted =
+                    if outcome == Outcome::Here { arriving.adopt() } else { arriving.lost() };
+                if let Err(error) = &noted {
                     tracing::error!(error, "the VM is here, but its record could not be written");
                 }
+                self.held = Held::Here { arriving, is_noted: noted.is_ok() };
             }
             Outcome::NotHere { reason } => {
                 tracing::warn!(%reason, "the VM does not arrive");
-                if let Some(arriving) = self.arriving.take() {
+                if let Held::Undecided(arriving) | Held::Here { arriving, .. } = self.held.take() {
                     arriving.discard();
                 }
             }
@@ -199,19 +222,22 @@ impl Effects for Keeper {
     }
 
     fn noted(&mut self) -> Result<(), Reason> {
-        let Some(arriving) = self.arriving.as_mut().filter(|_| self.unnoted) else { return Ok(()) };
-        arriving.adopt()?;
-        self.unnoted = false;
+        if let Held::Here { arriving, is_noted } = &mut self.held
+            && !*is_noted
+        {
+            arriving.adopt()?;
+            *is_noted = true;
+        }
         Ok(())
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        match self.arriving.take() {
-            Some(arriving) if !self.adopted => arriving.discard(),
-            Some(arriving) => arriving.settled(),
-            None => {}
+        match self.held.take() {
+            Held::Undecided(arriving) => arriving.discard(),
+            Held::Here { arriving, .. } => arriving.settled(),
+            Held::Released => {}
         }
     }
 }

@@ -75,7 +75,7 @@ impl Proved<'_, '_> {
             wait,
         };
         connected.load(machine, loading)?;
-        Ok(Loaded { incoming, cost })
+        Ok(Loaded { incoming, cost, ran: None })
     }
 }
 
