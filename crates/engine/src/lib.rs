@@ -35,7 +35,7 @@ pub use source::carried::{
     Caller, Carried, CarriedEnd, CarryRequest, Content, More, Opening, Relay, Split,
 };
 pub use source::xen::{DepartedDomain, OfferedDomain};
-pub use source::{Migrated, migrate};
+pub use source::{Migrated, Settlement, migrate};
 pub use transport::{Endpoint, LaneError};
 pub use waits::Waits;
 pub use watch::Watch;

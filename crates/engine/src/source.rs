@@ -45,11 +45,27 @@ pub struct Migrated {
     /// destination and its QEMU here has ended; otherwise it goes on here, unless the
     /// reason says otherwise.
     pub report: Report,
-    /// A switchover that is not over on this side: the VM is in doubt, or the other side has not
-    /// received everything yet.
-    pub unsettled: Option<Driver>,
-    /// Whether the VM's fate on this side is decided.
-    pub decided: bool,
+    /// What is left of its switchover.
+    pub settlement: Settlement,
+}
+
+/// How far a switchover is settled on this side when its migration has ended.
+#[derive(Debug)]
+pub enum Settlement {
+    /// Nothing is left to do.
+    Settled,
+    /// The VM's fate here is decided. The destination has not received everything yet.
+    Undelivered(Driver),
+    /// It is not known who has the VM. `None` if another thread continues from the journal.
+    InDoubt(Option<Driver>),
+}
+
+impl Settlement {
+    /// Whether the VM's fate on this side is not decided.
+    #[must_use]
+    pub fn is_in_doubt(&self) -> bool {
+        matches!(self, Self::InDoubt(_))
+    }
 }
 
 /// Moves `vm` to `peer`. Blocks until the end; `watch` shows the progress.
@@ -65,9 +81,9 @@ pub fn migrate(
     let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));
     let context = Context::new(local, peer, vm, request, Arc::clone(&report_builder));
     let ended = run(context).unwrap_or_else(|Failed { phase, error }| phase.undo(&error));
-    let Ended { outcome, unsettled, decided } = ended;
-    report_builder.tell(|report| report.in_doubt = !decided);
-    Migrated { report: report_builder.end(outcome), unsettled, decided }
+    let Ended { outcome, settlement } = ended;
+    report_builder.tell(|report| report.in_doubt = settlement.is_in_doubt());
+    Migrated { report: report_builder.end(outcome), settlement }
 }
 
 fn run(context: Context<'_>) -> Result<Ended, Failed<'_>> {

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use api::{MigrateRequest, Outcome, Phase, Progress, Report, TapChoice};
 use engine::{
-    Arriving, Host, Local, Migrated, Peer, Refusal, Resources, SameHost, SourceVm, Unsettled, Watch,
+    Arriving, Host, Local, Migrated, Peer, Refusal, Resources, SameHost, Settlement, SourceVm,
+    Unsettled, Watch,
 };
 use identity::{Authority, CertificateRequest, Identity, Security, Subject};
 use parking_lot::Mutex;
@@ -250,8 +251,8 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
         let peer = Peer { name: "host-b".to_owned(), address: server.address(), nics: Vec::new() };
         engine::migrate(&local_a, &peer, vm, &request, &watch)
     };
-    let Migrated { report, unsettled, decided } = migrated;
-    assert!(matches!(does, Does::Fails) || unsettled.is_none() && decided);
+    let Migrated { report, settlement } = migrated;
+    assert!(matches!((does, settlement), (Does::Fails, _) | (_, Settlement::Settled)));
     let journals = journals.contents().unwrap().len();
     let destination = here.lock().take();
     Ended { report, journals, source, destination, taken_up, _dir: dir }

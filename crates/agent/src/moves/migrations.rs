@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread;
 
 use api::{Bounds, CpuFloor, ErrorCode, Happening, MigrateRequest, Outcome, Progress, Report};
-use engine::{Buffers, Domain, HandOver, Local, Migrated, Peer, SourceVm, Watch};
+use engine::{Buffers, Domain, HandOver, Local, Migrated, Peer, Settlement, SourceVm, Watch};
 use parking_lot::{Condvar, MutexGuard};
 
 use crate::denied::Denied;
@@ -282,19 +282,17 @@ impl Migrations {
     ) {
         self.events.publish(began(watch));
         let ran = self.registry.is_running(&vm.name);
-        let Migrated { report, unsettled, decided } =
+        let Migrated { report, settlement } =
             self.run(&self.local, peer, (vm, None), request, watch);
         match &report.outcome {
-            _ if !decided => {}
+            _ if settlement.is_in_doubt() => {}
             Outcome::Done => self.registry.moved(&vm.name),
             outcome => {
                 self.note_stop(id, vm, ran, outcome);
                 self.registry.stays(&vm.name);
             }
         }
-        if let Some(driver) = unsettled {
-            self.settlers.leaving(driver, vm, decided);
-        }
+        self.settlers.leaving(settlement, vm);
         self.keep(id, report);
     }
 
@@ -331,10 +329,12 @@ impl Migrations {
     /// Only the journal, if there is one yet, says whose the VM is, so settling continues from it.
     fn after_fault(&self, vm: &Vm, watch: &Watch) -> Migrated {
         let kept = self.settlers.kept_leaving(&vm.name);
-        let decided = !self.settlers.take_up_after_fault(&vm.name, kept);
         let mut migrated = fault(watch, "a fault in the agent; see its log");
-        migrated.report.in_doubt = !decided;
-        Migrated { decided, ..migrated }
+        if self.settlers.take_up_after_fault(&vm.name, kept) {
+            migrated.report.in_doubt = true;
+            migrated.settlement = Settlement::InDoubt(None);
+        }
+        migrated
     }
 }
 

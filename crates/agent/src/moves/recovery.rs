@@ -23,12 +23,12 @@ use std::time::Duration;
 
 use api::{ErrorCode, Happening};
 use crossbeam_channel::{Sender, bounded, unbounded};
-use engine::Unsettled;
+use engine::{Settlement, Unsettled};
 use identity::Security;
 use parking_lot::Mutex;
 use switchover::Kept;
 use switchover::journal::{JournalDir, Opened, Side};
-use switchover::{MigrationId, source};
+use switchover::MigrationId;
 use wire::{Inquiry, SwitchoverMessage};
 
 use crate::denied::Denied;
@@ -189,17 +189,19 @@ impl Settlers {
         true
     }
 
-    /// Continues the switchover of a VM that was to leave.
-    ///
-    /// With `decided`, the outcome for this host is settled, and only the other side still has to
-    /// be notified.
-    pub(crate) fn leaving(self: &Arc<Self>, driver: source::Driver, vm: &Arc<Vm>, decided: bool) {
+    /// Continues the switchover of a VM that was to leave, if it is not settled.
+    pub(crate) fn leaving(self: &Arc<Self>, settlement: Settlement, vm: &Arc<Vm>) {
+        let (driver, holds) = match settlement {
+            Settlement::Undelivered(driver) => (driver, false),
+            Settlement::InDoubt(Some(driver)) => (driver, true),
+            Settlement::Settled | Settlement::InDoubt(None) => return,
+        };
         let opened = driver.journal().opened().clone();
-        if !decided {
+        if holds {
             self.registry.unsettled(&vm.name);
         }
-        let machine = vm.machine().filter(|_| !decided);
-        let effects = SourceEffects::new(&self.registry, &self.history, &opened, machine, !decided);
+        let machine = vm.machine().filter(|_| holds);
+        let effects = SourceEffects::new(&self.registry, &self.history, &opened, machine, holds);
         self.open_desk(opened, Side::Source, move |_| Some(Case::Source(driver, effects)));
     }
 

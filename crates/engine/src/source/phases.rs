@@ -23,17 +23,14 @@ mod stream;
 mod undo;
 
 use api::Outcome;
-use switchover::source::Driver;
 
+use super::Settlement;
 use crate::error::MigrationError;
 
 /// A migration that has ended at the source, with everything released.
 pub(crate) struct Ended {
     pub(crate) outcome: Outcome,
-    /// See [`Migrated::unsettled`](super::Migrated::unsettled).
-    pub(crate) unsettled: Option<Driver>,
-    /// See [`Migrated::decided`](super::Migrated::decided).
-    pub(crate) decided: bool,
+    pub(crate) settlement: Settlement,
 }
 
 /// Undoes a phase: before the commit the VM always goes on here.

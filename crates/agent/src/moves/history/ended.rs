@@ -1,7 +1,7 @@
 //! Migrations of which only the report is left, or that have none from the engine.
 
 use api::{Outcome, Phase, Progress, Report};
-use engine::{Migrated, Watch};
+use engine::{Migrated, Settlement, Watch};
 
 use super::reports::empty;
 
@@ -10,7 +10,7 @@ pub(in crate::moves) fn fault(watch: &Watch, why: &str) -> Migrated {
     let progress = watch.progress().1;
     let why = format!("{why}. `droveway show {}` shows the VM's state", progress.vm);
     let report = empty(&progress, Outcome::Failed(why));
-    Migrated { report, unsettled: None, decided: true }
+    Migrated { report, settlement: Settlement::Settled }
 }
 
 /// The last state of a migration of which only the report is left.

@@ -105,7 +105,7 @@ fn request(vm: &str, to: &str) -> MigrateRequest {
 
 fn ended(watch: &Watch, outcome: Outcome) -> Migrated {
     let report = reports::empty(&watch.progress().1, outcome);
-    Migrated { report, unsettled: None, decided: true }
+    Migrated { report, settlement: engine::Settlement::Settled }
 }
 
 fn never() -> Box<Mover> {

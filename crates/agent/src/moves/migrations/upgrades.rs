@@ -7,7 +7,7 @@ use api::{
     ErrorCode, FromStorage, MigrateRequest, Outcome, ReadDisks, Share, Sharing, UpgradeHow,
     UpgradePlan, UpgradeRequest,
 };
-use engine::{HandOver, Host, Migrated, Peer, SameHost, Watch};
+use engine::{HandOver, Host, Migrated, Peer, SameHost, Settlement, Watch};
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
 use qemu::upgrade::{Known, Plan};
@@ -138,7 +138,7 @@ impl Migrations {
             address: (Ipv4Addr::LOCALHOST, self.local.agent_port).into(),
             nics: Vec::new(),
         };
-        let Migrated { report, unsettled, decided } =
+        let Migrated { report, settlement } =
             self.run(same.source(), &peer, (vm, hand_over), order, watch);
         drop(room);
         // A cancelled one may still start its QEMU.
@@ -146,19 +146,25 @@ impl Migrations {
         // Its other side ends, or has a thread of its own from now on.
         same.wait_ended();
         match (&report.outcome, former) {
-            _ if !decided => {}
+            _ if settlement.is_in_doubt() => {}
             (Outcome::Done, Some(former)) => {
                 self.registry.empty_seat(&vm.name, &former.record());
             }
             (outcome, _) => self.note_stop(id, vm, ran, outcome),
         }
-        if let Some(driver) = unsettled {
-            // Its thread frees the VM.
-            self.registry.unsettled(&vm.name);
-            self.settlers.leaving(driver, vm, decided);
-        } else if decided || self.settlers.kept_leaving(&vm.name).is_none() {
-            // After a fault, nothing frees a VM whose journal can't be read.
-            self.settlers.ended_within(&vm.name, id);
+        match settlement {
+            Settlement::Settled => self.settlers.ended_within(&vm.name, id),
+            Settlement::InDoubt(None) => {
+                // After a fault, nothing frees a VM whose journal can't be read.
+                if self.settlers.kept_leaving(&vm.name).is_none() {
+                    self.settlers.ended_within(&vm.name, id);
+                }
+            }
+            Settlement::Undelivered(_) | Settlement::InDoubt(Some(_)) => {
+                // Its thread frees the VM.
+                self.registry.unsettled(&vm.name);
+                self.settlers.leaving(settlement, vm);
+            }
         }
         self.keep(id, report);
     }

@@ -8,6 +8,7 @@ use switchover::source::{Driver, Event as Step, Outcome as Fate};
 use super::Ended;
 use super::connect::Connected;
 use super::effects::Switching;
+use crate::source::Settlement;
 
 /// A phase, and the state machine that decides who owns the VM.
 pub(crate) struct Journaled<P> {
@@ -62,10 +63,15 @@ impl<'m, P: Reversible<'m>> Journaled<P> {
     pub(crate) fn end(self, outcome: Outcome) -> Ended {
         let Self { phase, driver, fate } = self;
         phase.account();
-        let unsettled = Some(driver).filter(|driver| !driver.machine().is_over());
-        let decided = fate.is_some() || unsettled.is_none();
+        let settlement = if driver.machine().is_over() {
+            Settlement::Settled
+        } else if fate.is_some() {
+            Settlement::Undelivered(driver)
+        } else {
+            Settlement::InDoubt(Some(driver))
+        };
         // This restores QEMU's settings and closes its sockets.
         drop(phase);
-        Ended { outcome, unsettled, decided }
+        Ended { outcome, settlement }
     }
 }

@@ -8,6 +8,7 @@ use super::connect::Connected;
 use super::journaled::{Journaled, Reversible};
 use super::{Ended, Undo};
 use crate::error::MigrationError;
+use crate::source::Settlement;
 use crate::source::context::Context;
 
 /// Without a journal the destination can't own the VM.
@@ -17,7 +18,7 @@ fn undone(error: &MigrationError) -> Ended {
         MigrationError::Cancelled => Outcome::Cancelled,
         _ => Outcome::Failed(stays(error)),
     };
-    Ended { outcome, unsettled: None, decided: true }
+    Ended { outcome, settlement: Settlement::Settled }
 }
 
 fn stays(error: &MigrationError) -> String {
