@@ -43,8 +43,7 @@ pub(crate) struct Streaming<'m> {
     /// None: no disk moves, or the disks are finished.
     pub(crate) disks: Option<Disks>,
     pub(crate) outgoing: Arc<Outgoing>,
-    /// Whether QEMU's migration was started.
-    began: bool,
+    memory: Memory,
     pub(crate) flow: Flow,
     /// Ends before the lanes do. None: no page is announced ahead of QEMU.
     announcer: Option<Announcer>,
@@ -54,13 +53,26 @@ pub(crate) struct Streaming<'m> {
     /// The socket that QEMU connects to.
     _socket: Rendezvous,
     pub(crate) audit: SourceAudit,
-    /// Whether the guest may report free pages.
-    hints: bool,
-    /// While QEMU is held back for them, or since.
-    hinting: Option<Hinting>,
     /// None: RAM is sent.
     pub(super) mapped: Option<MappedRam>,
     pub(super) release: Release,
+}
+
+/// QEMU's own migration.
+enum Memory {
+    /// It waits for disks. Whether the guest may report free pages.
+    Waiting { hints: bool },
+    /// It was started. None: the guest's report isn't waited for.
+    Started(Option<Hinting>),
+}
+
+impl Memory {
+    /// Waits no longer for the guest's report.
+    fn stop_hinting(&mut self) {
+        if let Self::Started(hinting) = self {
+            *hinting = None;
+        }
+    }
 }
 
 impl<'m> Journaled<Prepared<'m>> {
@@ -81,15 +93,13 @@ impl<'m> Journaled<Prepared<'m>> {
             _storage: storage,
             disks: None,
             outgoing,
-            began: false,
+            memory: Memory::Waiting { hints },
             flow,
             announcer,
             global_state,
             sampler,
             _socket: socket,
             audit,
-            hints,
-            hinting: None,
             mapped,
             release: Release::Awaited,
         };
@@ -120,12 +130,14 @@ impl Streaming<'_> {
 
     /// Starts QEMU's migration, unless it has started.
     pub(super) fn begin_memory(&mut self) -> Result<(), MigrationError> {
-        if !std::mem::replace(&mut self.began, true) {
-            if self.hints && self.connected.context.was_running {
-                self.hinting = Hinting::begin(&self.outgoing, &self.connected.context.threads)?;
-            }
-            self.outgoing.start()?;
+        let Memory::Waiting { hints } = self.memory else { return Ok(()) };
+        self.memory = Memory::Started(None);
+        let context = &self.connected.context;
+        if hints && context.was_running {
+            let hinting = Hinting::begin(&self.outgoing, &context.threads)?;
+            self.memory = Memory::Started(hinting);
         }
+        self.outgoing.start()?;
         Ok(())
     }
 
@@ -152,7 +164,7 @@ impl Streaming<'_> {
         if !in_order {
             self.connected.control.cut_if_stuck();
         }
-        self.hinting = None;
+        self.memory.stop_hinting();
         self.flow.end_prefault();
         self.sampler.stop();
         self.flow.pacing.stop();
@@ -200,7 +212,7 @@ impl<'m> Reversible<'m> for Streaming<'m> {
 
     fn let_go(&mut self) {
         // It changes a setting of QEMU that is put back soon.
-        self.hinting = None;
+        self.memory.stop_hinting();
         self.flow.let_go();
         if let Some(disks) = &self.disks {
             disks.shut();
