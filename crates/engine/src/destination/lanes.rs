@@ -1,6 +1,8 @@
 //! The lanes of one arrival. They may connect before the block list is known, and end with the
 //! arrival.
 
+mod reading;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,14 +12,13 @@ use crossbeam_channel::Sender;
 use data_threads::{DataThreads, SchedParams};
 use identity::{Closer, Connection};
 use parking_lot::{Condvar, Mutex};
-use placer::Placer;
-use transport::{BlockSink, Incoming, LaneEnd, Unpackers, thread_cpu};
-use wire::LaneHeader;
+use transport::{BlockSink, Incoming, Unpackers, thread_cpu};
 
 use super::by_name::ByName;
-use super::domain::DomainWriter;
 use crate::network::{Flow, Network, Way};
 use crate::resources::{LANES_MAX, Resources};
+pub(crate) use reading::Memory;
+use reading::Pages;
 
 /// Twice the lanes, because a lane's old connection may not be known to be dead when the next one
 /// replaces it.
@@ -29,8 +30,6 @@ struct State {
     pages: Option<Pages>,
     /// None: no disks move.
     disks: Option<Arc<dyn BlockSink>>,
-    /// None: the VM is no domain of Xen.
-    domain: Option<DomainPages>,
     over: bool,
     /// Connections being served, each by its own thread.
     connections: HashMap<u64, Closer>,
@@ -39,8 +38,7 @@ struct State {
 
 impl State {
     fn by_name(&self) -> Option<&Arc<ByName>> {
-        let pages = self.pages.as_ref().and_then(|pages| pages.by_name.as_ref());
-        pages.or_else(|| self.domain.as_ref()?.by_name.as_ref())
+        self.pages.as_ref()?.by_name.as_ref()
     }
 }
 
@@ -134,9 +132,9 @@ impl ArrivingLanes {
         Arc::clone(&lane.received_bytes)
     }
 
-    /// Lets batches be placed, now that the block list is known.
-    pub(crate) fn open(&self, placer: Arc<Placer>, by_name: Option<Arc<ByName>>) {
-        self.state.lock().pages = Some(Pages { placer, by_name });
+    /// Lets batches be placed, now that the block list is known, or that there is a domain of Xen.
+    pub(crate) fn open(&self, memory: Memory, by_name: Option<Arc<ByName>>) {
+        self.state.lock().pages = Some(Pages { memory, by_name });
         self.changed.notify_all();
     }
 
@@ -207,11 +205,6 @@ impl ArrivingLanes {
         self.state.lock().disks = Some(disks);
     }
 
-    /// The pages are those of a domain of Xen. Called before any lane can connect.
-    pub(crate) fn with_domain(&self, writer: Arc<DomainWriter>, by_name: Option<Arc<ByName>>) {
-        self.state.lock().domain = Some(DomainPages { writer, by_name });
-    }
-
     /// Ends all lanes, without waiting for them.
     pub(crate) fn shut(&self) {
         let mut state = self.state.lock();
@@ -239,16 +232,16 @@ impl ArrivingLanes {
         {
             return false;
         }
-        let (pages, domain) = (state.pages.take(), state.domain.take());
-        if let Some(pages) = &pages {
-            pages.placer.close();
+        let pages = state.pages.take();
+        if let Some(Pages { memory: Memory::Qemu(placer), .. }) = &pages {
+            placer.close();
         }
         drop(state);
-        if pages.is_some() || domain.is_some() {
+        if pages.is_some() {
             // Tables as large as a part of the VM's RAM, disks whose storage may hang, and a thread
             // that may be writing to the source: the VM may stand still meanwhile. If there is no
             // thread, the closure is dropped here.
-            let _ = data_threads::spawn("arrived", move || drop((pages, domain)));
+            let _ = data_threads::spawn("arrived", move || drop(pages));
         }
         true
     }
@@ -256,121 +249,6 @@ impl ArrivingLanes {
     /// CPU time of the lanes' threads that have ended.
     pub(crate) fn cpu(&self) -> Duration {
         Duration::from_nanos(self.cpu_ns.load(Relaxed))
-    }
-}
-
-/// Why a lane is not read any further.
-#[derive(Debug, thiserror::Error)]
-enum Unread {
-    #[error(transparent)]
-    Lane(#[from] LaneEnd),
-    /// The migration moves no disks.
-    #[error("the source sent disk blocks, but announced no disks")]
-    NoDisks,
-    /// The migration shares no content.
-    #[error("the source sent pages by name, which was not agreed on")]
-    NoNames,
-    /// A domain of Xen has only pages.
-    #[error("the source sent something else than pages of a domain")]
-    OnlyPages,
-}
-
-impl Unread {
-    /// Whether only this connection is lost, not the migration.
-    fn only_this_lane(&self) -> bool {
-        matches!(self, Self::Lane(end) if end.only_this_lane())
-    }
-}
-
-/// The destination of pages.
-#[derive(Clone)]
-struct Pages {
-    placer: Arc<Placer>,
-    /// None: no pages are sent by name.
-    by_name: Option<Arc<ByName>>,
-}
-
-/// The destination of a domain's pages.
-#[derive(Clone)]
-struct DomainPages {
-    writer: Arc<DomainWriter>,
-    /// None: no pages are sent by name.
-    by_name: Option<Arc<ByName>>,
-}
-
-impl DomainPages {
-    /// Reads a batch, and has it written.
-    fn read(&self, lane: &mut Incoming, header: LaneHeader) -> Result<(), Unread> {
-        let Self { writer, by_name } = self;
-        match (header, by_name) {
-            (LaneHeader::Pages(header), _) => lane.hand_on(header, |tables, bodies| {
-                writer.take(header, tables, bodies)?;
-                if let Some(by_name) = by_name {
-                    by_name.came_as(header.block, header.epoch, tables, bodies);
-                }
-                Ok(())
-            })?,
-            (LaneHeader::Named(header), Some(by_name)) => by_name.take(lane, header)?,
-            (LaneHeader::Named(_), None) => return Err(Unread::NoNames),
-            (LaneHeader::Blocks(_), _) => return Err(Unread::OnlyPages),
-        }
-        Ok(())
-    }
-}
-
-impl ArrivingLanes {
-    /// Reads a lane to its end, and adds what it reads to `received_bytes`, batch by
-    /// batch.
-    fn read(&self, lane: &mut Incoming, received_bytes: &AtomicU64) -> Result<(), Unread> {
-        let (mut pages, mut sink) = (None, None);
-        let domain = self.state.lock().domain.clone();
-        while let Some(header) = lane.next_header()? {
-            // A batch counts when it is placed: a lane that stands still brings nothing.
-            let batch_bytes = header.batch_bytes();
-            if let Some(domain) = &domain {
-                domain.read(lane, header)?;
-                received_bytes.fetch_add(batch_bytes, Relaxed);
-                continue;
-            }
-            if let LaneHeader::Blocks(header) = header {
-                let sink = match &sink {
-                    Some(sink) => sink,
-                    None => sink.insert(self.sink().ok_or(Unread::NoDisks)?),
-                };
-                lane.take(header, &**sink)?;
-                received_bytes.fetch_add(batch_bytes, Relaxed);
-                continue;
-            }
-            let Pages { placer, by_name } = match &pages {
-                Some(pages) => pages,
-                None => pages.insert(self.pages().ok_or(LaneEnd::Over)?),
-            };
-            match (header, by_name) {
-                (LaneHeader::Blocks(_), _) => {}
-                (LaneHeader::Pages(header), None) => drop(lane.place(header, placer)?),
-                (LaneHeader::Pages(header), Some(by_name)) => {
-                    let tables = lane.place(header, placer)?;
-                    by_name.came(header.block, header.epoch, tables);
-                }
-                (LaneHeader::Named(header), Some(by_name)) => by_name.take(lane, header)?,
-                (LaneHeader::Named(_), None) => return Err(Unread::NoNames),
-            }
-            received_bytes.fetch_add(batch_bytes, Relaxed);
-        }
-        Ok(())
-    }
-
-    /// Blocks until the block list is known. None: the migration ended.
-    fn pages(&self) -> Option<Pages> {
-        let mut state = self.state.lock();
-        while state.pages.is_none() && !state.over {
-            self.changed.wait(&mut state);
-        }
-        state.pages.clone().filter(|_| !state.over)
-    }
-
-    fn sink(&self) -> Option<Arc<dyn BlockSink>> {
-        self.state.lock().disks.clone()
     }
 }
 
@@ -396,7 +274,7 @@ mod tests {
 
     use identity::Security;
     use page::{BlockBatch, Encoding, Pool, SLOT_BYTES};
-    use placer::Feeder;
+    use placer::{Feeder, Placer};
     use transport::{Endpoint, Lanes, LanesPlan, TakeError};
     use wire::{Preamble, Reply, Token};
 
@@ -475,7 +353,7 @@ mod tests {
         let placer = Placer::new(Vec::new(), feeder.handle()).unwrap();
         // The placer's handle is the last one now.
         drop(feeder);
-        lanes.open(Arc::new(placer), None);
+        lanes.open(Memory::Qemu(Arc::new(placer)), None);
         lanes.end();
         assert_eq!(told.recv().unwrap().as_deref(), Some("arrived"));
     }

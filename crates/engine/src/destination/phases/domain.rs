@@ -28,6 +28,7 @@ use crate::caught::caught;
 use crate::destination::by_name::ByName;
 use crate::destination::connections::Place;
 use crate::destination::domain::DomainWriter;
+use crate::destination::lanes::Memory;
 use crate::destination::nic_use::Telling;
 use crate::host::UnsettledDomain;
 use crate::link::{CARRIED_DEAD_AFTER, Received};
@@ -112,7 +113,7 @@ impl Connected<'_> {
         let pages = self.domain_pages(order, writer, audit)?;
         let mut driver = self.open_domain_journal(order, xen, &domain)?;
         let mut arriving = ArrivingDomain::new(&xen.xl, domain, receiver, waits.run);
-        self.lanes.with_domain(Arc::clone(&pages.writer), pages.by_name.clone());
+        self.lanes.open(Memory::Domain(Arc::clone(&pages.writer)), pages.by_name.clone());
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
         // The journal is not touched meanwhile, so a fault is a failure like others.
         let followed = caught(|| self.follow_domain(&arriving, &pages));

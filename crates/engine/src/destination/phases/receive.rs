@@ -15,6 +15,7 @@ use super::end::{End, ended};
 use super::prepare::Prepared;
 use super::sharing::Found;
 use crate::destination::by_name::ByName;
+use crate::destination::lanes::Memory;
 use crate::link::Received;
 use crate::tail::Tail;
 use crate::waits::Silence;
@@ -205,7 +206,7 @@ impl Connected<'_> {
         let admitted = admitted.map_err(End::failed)?;
         let start = |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);
         let by_name = admitted.map(start).transpose().map_err(End::failed)?;
-        self.lanes.open(Arc::clone(&placer), by_name.clone());
+        self.lanes.open(Memory::Qemu(Arc::clone(&placer)), by_name.clone());
         self.say(&said)?;
         if reads_nothing {
             let text =
