@@ -107,7 +107,7 @@ pub(crate) fn checksum(parts: &[&[u8]]) -> u64 {
     u64::from_le_bytes(first)
 }
 
-/// The `BYTES` bytes at `at`. Zeros beyond the end, which no caller asks for.
+/// The `BYTES` bytes at `at`. Zeros beyond the end, which no caller requests.
 pub(crate) fn at<const BYTES: usize>(bytes: &[u8], at: usize) -> [u8; BYTES] {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; BYTES])
 }

@@ -98,10 +98,10 @@ pub enum Fault {
         /// How many pages.
         pages: u64,
     },
-    /// More runs than were asked for.
+    /// More runs than were requested.
     #[error("the guest's helper names more than {runs_max} runs")]
     Runs {
-        /// The most that were asked for.
+        /// The most that were requested.
         runs_max: u32,
     },
     /// More than twice as many pages as the VM has.

@@ -1,23 +1,23 @@
 //! The fuzzers' entry points (`workshop/fuzz/`), and their seeds.
 
 use crate::{
-    AnswerKind, Ask, AskFinder, Budget, DEVICES_MAX, Device, LeftOut, Limits, Listener, Reason,
+    AnswerKind, Budget, DEVICES_MAX, Device, LeftOut, Limits, Listener, Query, QueryFinder, Reason,
     Reply, Run, State, Summary, VERSION, refusal,
 };
 
 const LIMITS: Limits = Limits { ram_pages: 4096, end_page: 8192 };
 
-fn ask() -> Ask {
+fn query() -> Query {
     let (answer, budget) = (AnswerKind::Map, Budget::default());
-    Ask { version: VERSION, nonce: 7, answer, budget, runs_max: 1000 }
+    Query { version: VERSION, nonce: 7, answer, budget, runs_max: 1000 }
 }
 
-/// Takes any bytes as what a guest's port has sent, then as asks to a helper.
+/// Takes any bytes as what a guest's port has sent, then as queries to a helper.
 ///
 /// # Panics
 /// If the crate has a fault.
 pub fn port(bytes: &[u8]) {
-    let mut listener = Listener::new(&ask(), LIMITS);
+    let mut listener = Listener::new(&query(), LIMITS);
     let mut done = false;
     for piece in bytes.chunks(1000) {
         match listener.take(piece) {
@@ -34,7 +34,7 @@ pub fn port(bytes: &[u8]) {
             assert!(run.end_sector() <= device.sectors);
         }
     }
-    let mut finder = AskFinder::default();
+    let mut finder = QueryFinder::default();
     for piece in bytes.chunks(7) {
         finder.take(piece);
     }
@@ -52,9 +52,9 @@ pub fn content(bytes: &[u8]) {
         _ => crate::frame::Kind::Summary,
     };
     let mut all = Vec::new();
-    Reply::new(&ask(), "", &mut all).device(&disk(), &mut all);
+    Reply::new(&query(), "", &mut all).device(&disk(), &mut all);
     let content = content.get(..crate::frame::CONTENT_BYTES_MAX).unwrap_or(content);
-    crate::frame::write(kind, 1, ask().nonce, content, &mut all);
+    crate::frame::write(kind, 1, query().nonce, content, &mut all);
     port(&all);
 }
 
@@ -67,11 +67,11 @@ fn disk() -> Device {
     }
 }
 
-/// Small valid answers, to mutate, and an ask.
+/// Small valid answers, to mutate, and a query.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut map = Vec::new();
-    let mut reply = Reply::new(&ask(), "0.1.0", &mut map);
+    let mut reply = Reply::new(&query(), "0.1.0", &mut map);
     reply.device(&disk(), &mut map);
     for nth in 0..20_u32 {
         let page = u64::from(nth) * 50;
@@ -80,10 +80,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let left_out = vec![LeftOut { reason: Reason::Dirty, count: 5 }];
     reply.finish(Summary { left_out, files: 3, ..Summary::default() }, &mut map);
     let mut empty = Vec::new();
-    Reply::new(&ask(), "", &mut empty).finish(Summary::default(), &mut empty);
+    Reply::new(&query(), "", &mut empty).finish(Summary::default(), &mut empty);
     let mut refused = vec![1, 2, 3];
-    refusal(&ask(), "0.1.0", "no", &mut refused);
-    vec![map, empty, refused, ask().to_bytes().to_vec()]
+    refusal(&query(), "0.1.0", "no", &mut refused);
+    vec![map, empty, refused, query().to_bytes().to_vec()]
 }
 
 /// Small contents of frames, each after its kind: a disk, runs, a summary.
@@ -112,7 +112,7 @@ mod tests {
     fn seeds_are_sound() {
         for (nth, seed) in seeds().iter().enumerate() {
             port(seed);
-            let is_map = Listener::new(&ask(), LIMITS).take(seed) == Ok(State::Done);
+            let is_map = Listener::new(&query(), LIMITS).take(seed) == Ok(State::Done);
             assert_eq!(is_map, nth < 2);
         }
         for seed in seed_contents() {

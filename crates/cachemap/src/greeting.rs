@@ -10,7 +10,7 @@ const PROGRAM_BYTES: usize = 16;
 pub struct Greeting {
     /// The version of the protocol.
     pub version: u16,
-    /// The ask's nonce.
+    /// The query's nonce.
     pub nonce: u64,
     /// The helper's own version, for display.
     pub program: String,
@@ -61,7 +61,7 @@ impl Greeting {
         at(&bytes, 0)
     }
 
-    /// Parses a greeting that answers the ask with this nonce.
+    /// Parses a greeting that answers the query with this nonce.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::BYTES], nonce: u64) -> Option<Self> {
         let (summed, sum) = bytes.split_at(Self::SUMMED);

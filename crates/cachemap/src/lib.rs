@@ -1,10 +1,10 @@
 //! The protocol between the helper in a guest and the agent on the host. The agent sends an
-//! [`Ask`]. The helper answers with a [`Greeting`] and frames that list runs of pages, each with
+//! [`Query`]. The helper answers with a [`Greeting`] and frames that list runs of pages, each with
 //! the place on a disk that has the same content.
 //!
 //! ```text
 //! agent                                  helper
-//!   | ask {nonce, budget}                  |
+//!   | query {nonce, budget}                |
 //!   |------------------------------------->|
 //!   |           greeting {version, nonce}  |
 //!   |<-------------------------------------|
@@ -19,13 +19,12 @@
 //! user of the map has to verify which page it names, and whether the disk has that page's
 //! content.
 //!
-//! A virtio-serial port is one pipe that outlives the conversations on it. So an ask must be
+//! A virtio-serial port is one pipe that outlives the conversations on it. So a query must be
 //! found among any other bytes, and everything before the greeting with the agent's own nonce is
 //! left over from an earlier conversation.
 
 #![forbid(unsafe_code)]
 
-mod ask;
 mod code;
 mod device;
 mod fault;
@@ -34,16 +33,17 @@ pub mod fuzzing;
 mod greeting;
 mod listener;
 mod map;
+mod query;
 mod run;
 mod summary;
 mod write;
 
-pub use ask::{AnswerKind, Ask, AskFinder, Budget};
 pub use device::Device;
 pub use fault::Fault;
 pub use greeting::{Clears, Greeting};
 pub use listener::{Limits, Listener, State};
 pub use map::{CacheMap, Place};
+pub use query::{AnswerKind, Budget, Query, QueryFinder};
 pub use run::Run;
 pub use summary::{End, LeftOut, Reason, Summary};
 pub use write::{Reply, refusal};

@@ -4,7 +4,7 @@ use crate::code::Cursor;
 use crate::frame::{CONTENT_BYTES_MAX, Header, Kind};
 use crate::run::Last;
 use crate::{
-    AnswerKind, Ask, CacheMap, DEVICES_MAX, Device, Fault, Greeting, PAGE_SECTORS, Run, Summary,
+    AnswerKind, CacheMap, DEVICES_MAX, Device, Fault, Greeting, PAGE_SECTORS, Query, Run, Summary,
     VERSION, write,
 };
 
@@ -39,10 +39,10 @@ pub enum State {
     Done,
 }
 
-/// Reads the answer to one ask.
+/// Reads the answer to one query.
 #[derive(Debug)]
 pub struct Listener {
-    ask: Ask,
+    query: Query,
     limits: Limits,
     bytes: u64,
     kept: Vec<u8>,
@@ -56,11 +56,11 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// A listener for the answer to `ask`, of a VM within `limits`.
+    /// A listener for the answer to `query`, of a VM within `limits`.
     #[must_use]
-    pub fn new(ask: &Ask, limits: Limits) -> Self {
+    pub fn new(query: &Query, limits: Limits) -> Self {
         Self {
-            ask: *ask,
+            query: *query,
             limits,
             bytes: 0,
             kept: Vec::new(),
@@ -74,10 +74,10 @@ impl Listener {
         }
     }
 
-    /// The ask.
+    /// The query.
     #[must_use]
-    pub fn ask(&self) -> &Ask {
-        &self.ask
+    pub fn query(&self) -> &Query {
+        &self.query
     }
 
     /// The helper's greeting, once it has arrived.
@@ -140,7 +140,7 @@ impl Listener {
     }
 
     fn state(&self) -> State {
-        let greeting_only = self.ask.answer == AnswerKind::Greeting;
+        let greeting_only = self.query.answer == AnswerKind::Greeting;
         match (&self.greeting, &self.summary) {
             (None, _) => State::Waiting,
             (Some(_), None) if !greeting_only => State::Greeted,
@@ -149,12 +149,12 @@ impl Listener {
     }
 
     fn look_for_greeting(&mut self) -> Result<(), Fault> {
-        if let Some((greeting, end)) = Greeting::find(&self.kept, self.ask.nonce) {
+        if let Some((greeting, end)) = Greeting::find(&self.kept, self.query.nonce) {
             self.kept.drain(..end);
             let theirs = greeting.version;
             self.greeting = Some(greeting);
             // A greeting alone is accepted from any version.
-            return if theirs == VERSION || self.ask.answer == AnswerKind::Greeting {
+            return if theirs == VERSION || self.query.answer == AnswerKind::Greeting {
                 Ok(())
             } else {
                 Err(Fault::OtherVersion { theirs })
@@ -178,7 +178,7 @@ impl Listener {
             let header = Header::parse(head, self.sequence)?;
             let Some((content, after)) = after.split_at_checked(header.bytes) else { break };
             let mut room = std::mem::take(&mut self.unpacked);
-            let content = header.unpack(self.ask.nonce, head, content, &mut room)?;
+            let content = header.unpack(self.query.nonce, head, content, &mut room)?;
             self.take_frame(header.kind, content)?;
             self.unpacked = room;
             self.sequence = self.sequence.wrapping_add(1);
@@ -220,8 +220,8 @@ impl Listener {
             if self.pages > pages_max {
                 return Err(Fault::Pages { pages_max });
             }
-            if self.runs.len() as u64 >= u64::from(self.ask.runs_max) {
-                return Err(Fault::Runs { runs_max: self.ask.runs_max });
+            if self.runs.len() as u64 >= u64::from(self.query.runs_max) {
+                return Err(Fault::Runs { runs_max: self.query.runs_max });
             }
             self.runs.push(run);
         }

@@ -108,7 +108,7 @@ pub enum End {
     Complete,
     /// Its time was up.
     Time,
-    /// It had as many runs as the ask allows.
+    /// It had as many runs as the query allows.
     Runs,
     /// It may not make the kernel cache more files.
     Memory,
@@ -150,7 +150,7 @@ pub struct Summary {
     pub pages: u64,
     /// Runs in the map.
     pub runs: u64,
-    /// The time from the ask to the summary.
+    /// The time from the query to the summary.
     pub elapsed_ms: u64,
     /// The guest's CPU time.
     pub cpu_ms: u64,

@@ -3,7 +3,7 @@
 use crate::code::{cleaned, put_text};
 use crate::frame::{self, CONTENT_BYTES_MAX, Kind};
 use crate::run::{Last, RUN_BYTES_MAX};
-use crate::{Ask, Clears, Device, Greeting, Run, Summary, VERSION};
+use crate::{Clears, Device, Greeting, Query, Run, Summary, VERSION};
 
 /// The most bytes of a refusal's text.
 pub(crate) const TEXT_BYTES_MAX: usize = 512;
@@ -12,7 +12,7 @@ pub(crate) const TEXT_BYTES_MAX: usize = 512;
 const RUNS_BYTES: usize = 32 << 10;
 const _: () = assert!(RUNS_BYTES + RUN_BYTES_MAX <= CONTENT_BYTES_MAX);
 
-/// An answer to one ask, appended piece by piece to the caller's bytes. A run that starts where
+/// An answer to one query, appended piece by piece to the caller's bytes. A run that starts where
 /// the last one ended is merged with it.
 #[derive(Debug)]
 pub struct Reply {
@@ -28,8 +28,8 @@ pub struct Reply {
 impl Reply {
     /// Starts an answer with the greeting. `program` is the helper's own version.
     #[must_use]
-    pub fn new(ask: &Ask, program: &str, out: &mut Vec<u8>) -> Self {
-        let nonce = ask.nonce;
+    pub fn new(query: &Query, program: &str, out: &mut Vec<u8>) -> Self {
+        let nonce = query.nonce;
         let (program, clears) = (program.to_owned(), Clears::default());
         let greeting = Greeting { version: VERSION, nonce, program, clears };
         out.extend_from_slice(&greeting.to_bytes());
@@ -126,6 +126,6 @@ impl Reply {
 }
 
 /// The whole answer of a helper that refuses.
-pub fn refusal(ask: &Ask, program: &str, text: &str, out: &mut Vec<u8>) {
-    Reply::new(ask, program, out).refuse(text, out);
+pub fn refusal(query: &Query, program: &str, text: &str, out: &mut Vec<u8>) {
+    Reply::new(query, program, out).refuse(text, out);
 }

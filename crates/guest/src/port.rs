@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cachemap::{Ask, AskFinder, PORT_NAME};
+use cachemap::{PORT_NAME, Query, QueryFinder};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -45,7 +45,7 @@ pub enum Broken {
     /// The agent has disconnected.
     Disconnected,
     /// The agent has sent a new request.
-    NewRequest(Ask),
+    NewRequest(Query),
     /// It took too long.
     Late,
     /// The port can't be used any more.
@@ -63,13 +63,13 @@ impl From<Errno> for Broken {
 pub struct Port {
     port: OwnedFd,
     epoll: OwnedFd,
-    finder: AskFinder,
+    finder: QueryFinder,
     room: Vec<u8>,
 }
 
 /// The result of a read.
 enum Received {
-    Ask(Ask),
+    Query(Query),
     Nothing,
     End,
 }
@@ -92,7 +92,7 @@ impl Port {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         epoll::add(&epoll, &port, epoll::EventData::new_u64(0), flags)?;
-        Ok(Self { port, epoll, finder: AskFinder::default(), room: vec![0; 4096] })
+        Ok(Self { port, epoll, finder: QueryFinder::default(), room: vec![0; 4096] })
     }
 
     /// Waits for a request, for as long as that takes. None if the other end will never come back,
@@ -100,13 +100,13 @@ impl Port {
     ///
     /// # Errors
     /// If the port can't be used any more.
-    pub fn wait(&mut self) -> io::Result<Option<Ask>> {
+    pub fn wait(&mut self) -> io::Result<Option<Query>> {
         loop {
             // Read first: data that arrived before the wait triggers no event.
             match self.receive()? {
-                Received::Ask(ask) => return Ok(Some(ask)),
+                Received::Query(query) => return Ok(Some(query)),
                 // Part of a request was from an agent that has disconnected.
-                Received::End => self.finder = AskFinder::default(),
+                Received::End => self.finder = QueryFinder::default(),
                 Received::Nothing => {}
             }
             let mut event = [epoll::Event {
@@ -122,7 +122,7 @@ impl Port {
             let flags = event.flags;
             if told > 0 && flags.contains(epoll::EventFlags::RDHUP) {
                 return match self.receive()? {
-                    Received::Ask(ask) => Ok(Some(ask)),
+                    Received::Query(query) => Ok(Some(query)),
                     Received::Nothing | Received::End => Ok(None),
                 };
             }
@@ -157,8 +157,8 @@ impl Port {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
-            if let Received::Ask(ask) = self.receive().map_err(Broken::Failed)? {
-                return Err(Broken::NewRequest(ask));
+            if let Received::Query(query) = self.receive().map_err(Broken::Failed)? {
+                return Err(Broken::NewRequest(query));
             }
         }
     }
@@ -214,7 +214,7 @@ impl Port {
         let told = polled.revents();
         if told.contains(PollFlags::IN) {
             return match self.receive().map_err(Broken::Failed)? {
-                Received::Ask(ask) => Err(Broken::NewRequest(ask)),
+                Received::Query(query) => Err(Broken::NewRequest(query)),
                 Received::End => Err(Broken::Disconnected),
                 Received::Nothing => Ok(()),
             };
@@ -233,14 +233,14 @@ impl Port {
             match rustix::io::read(&self.port, &mut self.room[..]) {
                 Ok(0) | Err(Errno::CONNRESET) => {
                     return Ok(match received {
-                        Received::Ask(ask) => Received::Ask(ask),
+                        Received::Query(query) => Received::Query(query),
                         Received::Nothing | Received::End => Received::End,
                     });
                 }
                 Ok(length) => {
                     let bytes = self.room.get(..length).unwrap_or_default();
-                    if let Some(ask) = self.finder.take(bytes) {
-                        received = Received::Ask(ask);
+                    if let Some(query) = self.finder.take(bytes) {
+                        received = Received::Query(query);
                     }
                 }
                 Err(Errno::AGAIN) => return Ok(received),

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use cachemap::{AnswerKind, Ask, Budget, Device, End, Greeting, Reply, Run, VERSION};
+use cachemap::{AnswerKind, Budget, Device, End, Greeting, Query, Reply, Run, VERSION};
 
 use crate::port::{Broken, Port};
 use crate::survey::{Sink, Stop, SurveyError, survey};
@@ -26,14 +26,14 @@ const GRACE: Duration = Duration::from_secs(2);
 pub fn serve(port: &mut Port) -> io::Result<()> {
     let mut next = None;
     loop {
-        let ask = match next.take() {
-            Some(ask) => ask,
+        let query = match next.take() {
+            Some(query) => query,
             None => match port.wait()? {
-                Some(ask) => ask,
+                Some(query) => query,
                 None => return Ok(()),
             },
         };
-        match answer(port, &ask) {
+        match answer(port, &query) {
             Ok(()) | Err(Broken::Disconnected | Broken::Late) => {}
             Err(Broken::NewRequest(newer)) => next = Some(newer),
             Err(Broken::Failed(error)) => return Err(error),
@@ -41,17 +41,17 @@ pub fn serve(port: &mut Port) -> io::Result<()> {
     }
 }
 
-fn answer(port: &mut Port, ask: &Ask) -> Result<(), Broken> {
+fn answer(port: &mut Port, query: &Query) -> Result<(), Broken> {
     port.meet()?;
-    let budget = ask.budget.bounded();
+    let budget = query.budget.bounded();
     let until = Instant::now() + Duration::from_millis(budget.time_ms.into()) + GRACE;
-    if ask.answer == AnswerKind::Greeting || ask.version != VERSION {
+    if query.answer == AnswerKind::Greeting || query.version != VERSION {
         let program = PROGRAM.to_owned();
         let clears = crate::clearing::clears();
-        let greeting = Greeting { version: VERSION, nonce: ask.nonce, program, clears };
+        let greeting = Greeting { version: VERSION, nonce: query.nonce, program, clears };
         return port.send(&greeting.to_bytes(), until);
     }
-    let mut answer = Answer::new(port, ask, until);
+    let mut answer = Answer::new(port, query, until);
     // Sent before the work, so that the agent knows at once that the helper is there.
     answer.send()?;
     match (survey(budget, &mut answer), answer.broken.take()) {
@@ -83,10 +83,10 @@ struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    fn new(port: &'a mut Port, ask: &Ask, until: Instant) -> Self {
+    fn new(port: &'a mut Port, query: &Query, until: Instant) -> Self {
         let mut bytes = Vec::with_capacity(2 * SEND_BYTES);
-        let reply = Reply::new(ask, PROGRAM, &mut bytes);
-        let runs_max = ask.runs_max.into();
+        let reply = Reply::new(query, PROGRAM, &mut bytes);
+        let runs_max = query.runs_max.into();
         Self { port, reply, bytes, runs_max, until, sent: Instant::now(), broken: None }
     }
 
@@ -151,9 +151,14 @@ impl Default for Counted {
     fn default() -> Self {
         let mut packed = Vec::new();
         let budget = Budget::default();
-        let ask =
-            Ask { version: VERSION, nonce: 0, answer: AnswerKind::Map, budget, runs_max: u32::MAX };
-        let reply = Reply::new(&ask, PROGRAM, &mut packed);
+        let query = Query {
+            version: VERSION,
+            nonce: 0,
+            answer: AnswerKind::Map,
+            budget,
+            runs_max: u32::MAX,
+        };
+        let reply = Reply::new(&query, PROGRAM, &mut packed);
         Self { reply, packed, devices: Vec::new(), bytes: 0 }
     }
 }

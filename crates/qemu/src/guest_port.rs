@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cachemap::{
-    AnswerKind, Ask, Budget, CacheMap, Fault, Greeting, Limits, Listener, State, Summary, VERSION,
+    AnswerKind, Budget, CacheMap, Fault, Greeting, Limits, Listener, Query, State, Summary, VERSION,
 };
 use serde_json::json;
 
@@ -161,30 +161,30 @@ pub fn connect(path: &Path) -> Result<UnixStream, GuestError> {
 ///
 /// # Errors
 /// As [`GuestError`] says; always within `patience`.
-pub fn ask(
+pub fn query(
     stream: &UnixStream,
     limits: Limits,
     budget: Budget,
     patience: Patience,
 ) -> Result<CacheMap, GuestError> {
-    let mut listener = Listener::new(&map_ask(limits, budget), limits);
+    let mut listener = Listener::new(&map_query(limits, budget), limits);
     converse(stream, &mut listener, patience, &mut |_| ())?;
     listener.into_map().ok_or(GuestError::Closed)
 }
 
-/// As [`ask`], but passes the map on in parts, while the helper still searches. A page
+/// As [`query`], but passes the map on in parts, while the helper still searches. A page
 /// occurs once in a part, but may occur in several parts.
 ///
 /// # Errors
-/// As [`ask`]. If the helper did not end, what arrived was passed on.
-pub fn ask_in_parts(
+/// As [`query`]. If the helper did not end, what arrived was passed on.
+pub fn query_in_parts(
     stream: &UnixStream,
     limits: Limits,
     budget: Budget,
     patience: Patience,
     part: &mut dyn FnMut(CacheMap),
 ) -> Result<Summary, GuestError> {
-    let mut listener = Listener::new(&map_ask(limits, budget), limits);
+    let mut listener = Listener::new(&map_query(limits, budget), limits);
     let (mut runs, mut pages) = (0, 0);
     let mut hand_on = |listener: &Listener, is_all: bool| {
         let (received, received_pages) = listener.received();
@@ -203,8 +203,8 @@ pub fn ask_in_parts(
     listener.summary().cloned().ok_or(GuestError::Closed)
 }
 
-fn map_ask(limits: Limits, budget: Budget) -> Ask {
-    Ask {
+fn map_query(limits: Limits, budget: Budget) -> Query {
+    Query {
         version: VERSION,
         nonce: nonce(),
         answer: AnswerKind::Map,
@@ -218,14 +218,14 @@ fn map_ask(limits: Limits, budget: Budget) -> Ask {
 /// # Errors
 /// As [`GuestError`] says; always within `greeting`.
 pub fn greet(stream: &UnixStream, greeting: Duration) -> Result<Greeting, GuestError> {
-    let ask = Ask {
+    let query = Query {
         version: VERSION,
         nonce: nonce(),
         answer: AnswerKind::Greeting,
         budget: Budget::default(),
         runs_max: 0,
     };
-    let mut listener = Listener::new(&ask, Limits { ram_pages: 0, end_page: 0 });
+    let mut listener = Listener::new(&query, Limits { ram_pages: 0, end_page: 0 });
     converse(stream, &mut listener, Patience { greeting, all: greeting }, &mut |_| ())?;
     listener.greeting().cloned().ok_or(GuestError::Closed)
 }
@@ -252,7 +252,7 @@ fn converse(
     };
     stream.set_write_timeout(Some(left(listener)?)).map_err(socket)?;
     let mut stream = stream;
-    if let Err(error) = stream.write_all(&listener.ask().to_bytes()) {
+    if let Err(error) = stream.write_all(&listener.query().to_bytes()) {
         return Err(if is_timeout(&error) { too_late(listener) } else { ended(error) });
     }
     let mut room = vec![0; READ_BYTES];

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cachemap::{AnswerKind, Ask, Budget, Device, PAGE_SECTORS, Reply, Run, SECTOR_BYTES, Summary};
+use cachemap::{AnswerKind, Budget, Device, PAGE_SECTORS, Query, Reply, Run, SECTOR_BYTES, Summary};
 use guest::port::{Broken, Port, usual};
 use guest::survey::{Sink, Stop, survey};
 use lab_guest::PAGE_BYTES;
@@ -63,15 +63,15 @@ pub(crate) fn run(name: &str) -> io::Result<()> {
     say("ready")?;
     let mut asked = VecDeque::new();
     loop {
-        let ask = match asked.pop_front() {
-            Some(ask) => ask,
+        let query = match asked.pop_front() {
+            Some(query) => query,
             None => match port.wait()? {
-                Some(ask) => ask,
+                Some(query) => query,
                 None => return Ok(()),
             },
         };
-        let answered = answer(*lie, &mut port, &ask, &words, &spoiled);
-        if ask.answer == AnswerKind::Map {
+        let answered = answer(*lie, &mut port, &query, &words, &spoiled);
+        if query.answer == AnswerKind::Map {
             say("told")?;
         }
         match answered {
@@ -105,19 +105,19 @@ fn hear(spoiled: &Arc<Mutex<Spoiled>>) -> Receiver<()> {
 fn answer(
     lie: Lie,
     port: &mut Port,
-    ask: &Ask,
+    query: &Query,
     words: &Receiver<()>,
     spoiled: &Mutex<Spoiled>,
 ) -> Result<(), Broken> {
     port.meet()?;
     let until = Instant::now() + SEND_MAX;
     let mut bytes = Vec::new();
-    let mut reply = Reply::new(ask, "0.0.0", &mut bytes);
+    let mut reply = Reply::new(query, "0.0.0", &mut bytes);
     if lie == Lie::Silent {
         return Ok(());
     }
     port.send(&bytes, until)?;
-    if ask.answer == AnswerKind::Greeting {
+    if query.answer == AnswerKind::Greeting {
         return Ok(());
     }
     bytes.clear();
@@ -150,7 +150,7 @@ fn answer(
             }
             port.send(&bytes, until)?;
             bytes.clear();
-            if reply.runs() > u64::from(ask.runs_max) {
+            if reply.runs() > u64::from(query.runs_max) {
                 say("told").map_err(Broken::Failed)?;
             }
         }

@@ -435,7 +435,7 @@ pub fn asked(
     let stream = guest_port::connect(&socket(world, side, name))?;
     let usual = Patience::of(budget);
     let patience = Patience { greeting: Duration::from_secs(30), ..usual };
-    guest_port::ask(&stream, limits, budget, patience)
+    guest_port::query(&stream, limits, budget, patience)
 }
 
 /// Compares each page of a map with its disk, from outside. Returns the number of equal pages, and

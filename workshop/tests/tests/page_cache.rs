@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use api::{GuestHelper, Phase};
-use cachemap::{Ask, AskFinder, Budget, CacheMap, Device, End, Reason, Reply, Run, Summary};
+use cachemap::{Budget, CacheMap, Device, End, Query, QueryFinder, Reason, Reply, Run, Summary};
 use end_to_end::files::{
     Kept, MANY_FILES_BYTES, SERIALS, ample, asked, assert_cached_files, cached_pages, compare,
     image, socket, wait_helper, with_files, with_files_on_btrfs, with_files_on_scsi,
@@ -80,7 +80,7 @@ fn of_a_quiet_guest_is_reported_correctly() {
 /// An agent may disconnect in the middle of an answer, or of a question.
 fn greets_who_comes_and_goes(world: &World) {
     let path = socket(world, Side::A, NAME);
-    let ask = |nonce| Ask {
+    let query = |nonce| Query {
         version: cachemap::VERSION,
         nonce,
         answer: cachemap::AnswerKind::Map,
@@ -89,11 +89,11 @@ fn greets_who_comes_and_goes(world: &World) {
     };
     for nonce in 0..3 {
         let mut stream = guest_port::connect(&path).unwrap();
-        stream.write_all(&ask(nonce).to_bytes()).unwrap();
+        stream.write_all(&query(nonce).to_bytes()).unwrap();
         stream.read_exact(&mut [0; 100]).unwrap();
     }
     let mut stream = guest_port::connect(&path).unwrap();
-    stream.write_all(&ask(9).to_bytes()[..20]).unwrap();
+    stream.write_all(&query(9).to_bytes()[..20]).unwrap();
     drop(stream);
     let stream = guest_port::connect(&path).unwrap();
     let greeting = guest_port::greet(&stream, Duration::from_secs(30)).unwrap();
@@ -326,7 +326,7 @@ fn of_a_guest_without_a_helper_is_not_reported() {
     let stream = guest_port::connect(&socket(&world, Side::A, NAME)).unwrap();
     let patience = Patience { greeting: Duration::from_secs(1), all: Duration::from_secs(30) };
     let limits = guest_port::limits(end_to_end::files::RAM_BYTES);
-    let error = guest_port::ask(&stream, limits, ample(), patience).unwrap_err();
+    let error = guest_port::query(&stream, limits, ample(), patience).unwrap_err();
     assert!(matches!(error, GuestError::Absent { .. }), "{error}");
     drop(stream);
     match helper(&world, Side::A) {
@@ -337,16 +337,16 @@ fn of_a_guest_without_a_helper_is_not_reported() {
 }
 
 /// A false answer to a request.
-type Lie = Box<dyn Fn(&Ask) -> Vec<u8> + Send + Sync>;
+type Lie = Box<dyn Fn(&Query) -> Vec<u8> + Send + Sync>;
 
 fn run(page: u64, sector: u64, pages: u32, device: u16) -> Run {
     Run { page, sector, pages, device }
 }
 
 /// A well-formed answer, whatever the runs are.
-fn sound(ask: &Ask, runs: &[Run]) -> Vec<u8> {
+fn sound(query: &Query, runs: &[Run]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut reply = Reply::new(ask, "0.0.0", &mut bytes);
+    let mut reply = Reply::new(query, "0.0.0", &mut bytes);
     reply.device(&Device { sectors: 1 << 20, ..Device::default() }, &mut bytes);
     for run in runs {
         reply.run(*run, &mut bytes);
@@ -362,23 +362,23 @@ fn of_a_liar_is_refused() {
     let ram_pages = end_to_end::files::RAM_BYTES / 4096;
     let endless: Vec<Run> = (0..ram_pages * 3).map(|nth| run(nth % ram_pages, 0, 1, 0)).collect();
     let lies: Vec<(&str, Lie)> = vec![
-        ("memory", Box::new(move |ask| sound(ask, &[run(ram_pages - 1, 0, 2, 0)]))),
-        ("disk", Box::new(move |ask| sound(ask, &[run(0, 1 << 20, 1, 0)]))),
-        ("announce", Box::new(move |ask| sound(ask, &[run(0, 0, 1, 1)]))),
-        ("more than", Box::new(move |ask| sound(ask, &endless))),
+        ("memory", Box::new(move |query| sound(query, &[run(ram_pages - 1, 0, 2, 0)]))),
+        ("disk", Box::new(move |query| sound(query, &[run(0, 1 << 20, 1, 0)]))),
+        ("announce", Box::new(move |query| sound(query, &[run(0, 0, 1, 1)]))),
+        ("more than", Box::new(move |query| sound(query, &endless))),
         ("without a greeting", Box::new(|_| vec![0xd7; 5 << 20])),
         (
             "damaged",
-            Box::new(move |ask| {
-                let mut bytes = sound(ask, &[run(0, 0, 1, 0)]);
+            Box::new(move |query| {
+                let mut bytes = sound(query, &[run(0, 0, 1, 0)]);
                 *bytes.last_mut().unwrap() ^= 1;
                 bytes
             }),
         ),
         (
             "closed",
-            Box::new(move |ask| {
-                let mut bytes = sound(ask, &[run(0, 0, 1, 0)]);
+            Box::new(move |query| {
+                let mut bytes = sound(query, &[run(0, 0, 1, 0)]);
                 bytes.truncate(bytes.len() - 1);
                 bytes
             }),
@@ -393,18 +393,18 @@ fn of_a_liar_is_refused() {
         scope.spawn(move || {
             for (_, lie) in lies {
                 let (mut stream, _) = listener.accept().unwrap();
-                let mut bytes = [0; Ask::BYTES];
+                let mut bytes = [0; Query::BYTES];
                 stream.read_exact(&mut bytes).unwrap();
-                let ask = AskFinder::default().take(&bytes).unwrap();
+                let query = QueryFinder::default().take(&bytes).unwrap();
                 // An agent that notices the lie reads no more.
-                let _ = stream.write_all(&lie(&ask));
+                let _ = stream.write_all(&lie(&query));
             }
         });
         for (word, _) in lies {
             let stream = guest_port::connect(&path).unwrap();
             let long = Duration::from_secs(60);
             let patience = Patience { greeting: long, all: long };
-            let error = guest_port::ask(&stream, limits, ample(), patience).unwrap_err();
+            let error = guest_port::query(&stream, limits, ample(), patience).unwrap_err();
             assert!(error.to_string().contains(word), "{word}: {error}");
         }
     });

@@ -6,8 +6,8 @@ use crate::{Budget, Clears, Reply, refusal};
 
 const LIMITS: Limits = Limits { ram_pages: 1000, end_page: 2000 };
 
-fn ask(answer: AnswerKind) -> Ask {
-    Ask { version: VERSION, nonce: 77, answer, budget: Budget::default(), runs_max: 500 }
+fn query(answer: AnswerKind) -> Query {
+    Query { version: VERSION, nonce: 77, answer, budget: Budget::default(), runs_max: 500 }
 }
 
 fn device(sectors: u64) -> Device {
@@ -21,7 +21,7 @@ fn run(page: u64, sector: u64, pages: u32, device: u16) -> Run {
 /// An answer with these runs on two disks of 10,000 sectors each.
 fn answer(runs: &[Run]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut reply = Reply::new(&ask(AnswerKind::Map), "1.2.3", &mut bytes);
+    let mut reply = Reply::new(&query(AnswerKind::Map), "1.2.3", &mut bytes);
     for _ in 0..2 {
         reply.device(&device(10_000), &mut bytes);
     }
@@ -33,7 +33,7 @@ fn answer(runs: &[Run]) -> Vec<u8> {
 }
 
 fn received(bytes: &[u8]) -> Result<Option<CacheMap>, Fault> {
-    let mut listener = Listener::new(&ask(AnswerKind::Map), LIMITS);
+    let mut listener = Listener::new(&query(AnswerKind::Map), LIMITS);
     let state = listener.take(bytes)?;
     assert_eq!(state == State::Done, listener.summary.is_some());
     Ok(listener.into_map())
@@ -43,7 +43,7 @@ fn received(bytes: &[u8]) -> Result<Option<CacheMap>, Fault> {
 fn bytes_before_the_greeting_are_skipped() {
     let mut left = answer(&[run(1, 2, 3, 0)]);
     left.truncate(left.len() - 5);
-    // As if it answered another ask.
+    // As if it answered another query.
     left[20] ^= 1;
     let bytes = [left, answer(&[run(4, 8, 5, 1)])].concat();
     let map = received(&bytes).unwrap().unwrap();
@@ -54,7 +54,7 @@ fn bytes_before_the_greeting_are_skipped() {
 
 #[test]
 fn an_answer_without_a_greeting_is_refused() {
-    let mut listener = Listener::new(&ask(AnswerKind::Map), LIMITS);
+    let mut listener = Listener::new(&query(AnswerKind::Map), LIMITS);
     let garbage = vec![0x44; 1 << 20];
     for _ in 0..4 {
         assert_eq!(listener.take(&garbage), Ok(State::Waiting));
@@ -88,10 +88,10 @@ fn each_false_answer_has_its_fault() {
 #[test]
 fn an_endless_answer_is_refused() {
     let mut bytes = Vec::new();
-    let reply = Reply::new(&ask(AnswerKind::Map), "", &mut bytes);
+    let reply = Reply::new(&query(AnswerKind::Map), "", &mut bytes);
     drop(reply);
     let endless = |kind, content: &[u8]| {
-        let mut listener = Listener::new(&ask(AnswerKind::Map), LIMITS);
+        let mut listener = Listener::new(&query(AnswerKind::Map), LIMITS);
         listener.take(&bytes).unwrap();
         let mut fault = None;
         for sequence in 0..10_000 {
@@ -115,12 +115,12 @@ fn an_endless_answer_is_refused() {
 #[test]
 fn refusals_and_other_versions_are_reported() {
     let mut bytes = Vec::new();
-    refusal(&ask(AnswerKind::Map), "9", "no\nrights", &mut bytes);
+    refusal(&query(AnswerKind::Map), "9", "no\nrights", &mut bytes);
     assert_eq!(received(&bytes), Err(Fault::Refused { text: "norights".to_owned() }));
     let (program, clears) = ("9.0".to_owned(), Clears::default());
     let theirs = Greeting { version: 9, nonce: 77, program, clears };
     assert_eq!(received(&theirs.to_bytes()), Err(Fault::OtherVersion { theirs: 9 }));
-    let mut listener = Listener::new(&ask(AnswerKind::Greeting), LIMITS);
+    let mut listener = Listener::new(&query(AnswerKind::Greeting), LIMITS);
     assert_eq!(listener.take(&theirs.to_bytes()), Ok(State::Done));
     assert_eq!(listener.greeting(), Some(&theirs));
     assert_eq!(listener.into_map(), None);
@@ -143,7 +143,7 @@ proptest! {
         let numbered = fields.iter().zip(0_u64..);
         let runs: Vec<Run> = numbered.map(|(&(s, n, d), nth)| run(nth * 9, s, n, d)).collect();
         let bytes = answer(&runs);
-        let mut listener = Listener::new(&ask(AnswerKind::Map), LIMITS);
+        let mut listener = Listener::new(&query(AnswerKind::Map), LIMITS);
         let (mut rest, mut state) = (&bytes[..], State::Waiting);
         for size in sizes.iter().cycle() {
             if rest.is_empty() {

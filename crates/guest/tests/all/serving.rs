@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use cachemap::{AnswerKind, Ask, Budget, CacheMap, Fault, Limits, Listener, State, VERSION};
+use cachemap::{AnswerKind, Budget, CacheMap, Fault, Limits, Listener, Query, State, VERSION};
 use guest::port::{Broken, Port};
 use guest::serve::{PROGRAM, serve};
 
@@ -26,13 +26,13 @@ fn helper() -> (UnixStream, JoinHandle<()>) {
 /// More runs would violate the protocol, which the listener checks.
 const RUNS_MAX: u32 = 1000;
 
-fn ask(nonce: u64, answer: AnswerKind) -> Ask {
+fn query(nonce: u64, answer: AnswerKind) -> Query {
     let budget = Budget { cpu_percent: 50, time_ms: 300, memory_bytes: 8 << 20 };
-    Ask { version: VERSION, nonce, answer, budget, runs_max: RUNS_MAX }
+    Query { version: VERSION, nonce, answer, budget, runs_max: RUNS_MAX }
 }
 
-fn hear(stream: &mut UnixStream, ask: &Ask) -> Result<(Listener, State), Fault> {
-    let mut listener = Listener::new(ask, LIMITS);
+fn hear(stream: &mut UnixStream, query: &Query) -> Result<(Listener, State), Fault> {
+    let mut listener = Listener::new(query, LIMITS);
     let mut room = vec![0; 64 << 10];
     loop {
         let length = stream.read(&mut room).unwrap();
@@ -45,9 +45,9 @@ fn hear(stream: &mut UnixStream, ask: &Ask) -> Result<(Listener, State), Fault> 
 }
 
 fn map(stream: &mut UnixStream, nonce: u64) -> Option<CacheMap> {
-    let ask = ask(nonce, AnswerKind::Map);
-    stream.write_all(&ask.to_bytes()).unwrap();
-    match hear(stream, &ask) {
+    let query = query(nonce, AnswerKind::Map);
+    stream.write_all(&query.to_bytes()).unwrap();
+    match hear(stream, &query) {
         Ok((listener, _)) => listener.into_map(),
         // Only root may learn where pages are.
         Err(Fault::Refused { text }) if text.contains("root") => None,
@@ -64,9 +64,9 @@ fn ends(stream: UnixStream, serving: JoinHandle<()>) {
 fn a_request_for_a_greeting_gets_one() {
     let (mut stream, serving) = helper();
     for nonce in 0..3 {
-        let ask = ask(nonce, AnswerKind::Greeting);
-        stream.write_all(&ask.to_bytes()).unwrap();
-        let (listener, _) = hear(&mut stream, &ask).unwrap();
+        let query = query(nonce, AnswerKind::Greeting);
+        stream.write_all(&query.to_bytes()).unwrap();
+        let (listener, _) = hear(&mut stream, &query).unwrap();
         assert_eq!(listener.greeting().map(|greeting| greeting.program.as_str()), Some(PROGRAM));
     }
     ends(stream, serving);
@@ -75,9 +75,9 @@ fn a_request_for_a_greeting_gets_one() {
 #[test]
 fn a_request_of_another_version_gets_a_greeting() {
     let (mut stream, serving) = helper();
-    let other = Ask { version: VERSION + 1, ..ask(5, AnswerKind::Map) };
+    let other = Query { version: VERSION + 1, ..query(5, AnswerKind::Map) };
     stream.write_all(&other.to_bytes()).unwrap();
-    let (listener, _) = hear(&mut stream, &ask(5, AnswerKind::Greeting)).unwrap();
+    let (listener, _) = hear(&mut stream, &query(5, AnswerKind::Greeting)).unwrap();
     assert_eq!(listener.greeting().map(|greeting| greeting.version), Some(VERSION));
     ends(stream, serving);
 }
@@ -99,7 +99,7 @@ fn repeated_requests_get_maps_within_the_budget() {
 #[test]
 fn garbage_and_half_a_request_before_a_request_do_no_harm() {
     let (mut stream, serving) = helper();
-    let half = ask(1, AnswerKind::Map).to_bytes();
+    let half = query(1, AnswerKind::Map).to_bytes();
     stream.write_all(&half[..30]).unwrap();
     stream.write_all(&[0x44; 10_000]).unwrap();
     drop(map(&mut stream, 2));
@@ -110,7 +110,7 @@ fn garbage_and_half_a_request_before_a_request_do_no_harm() {
 fn a_new_request_gets_the_newer_answer() {
     let (mut stream, serving) = helper();
     // Nothing is read in between, so the first answer fills the socket.
-    stream.write_all(&ask(1, AnswerKind::Map).to_bytes()).unwrap();
+    stream.write_all(&query(1, AnswerKind::Map).to_bytes()).unwrap();
     thread::yield_now();
     drop(map(&mut stream, 2));
     ends(stream, serving);
@@ -119,7 +119,7 @@ fn a_new_request_gets_the_newer_answer() {
 #[test]
 fn a_disconnect_ends_the_answer() {
     let (mut stream, serving) = helper();
-    stream.write_all(&ask(1, AnswerKind::Map).to_bytes()).unwrap();
+    stream.write_all(&query(1, AnswerKind::Map).to_bytes()).unwrap();
     stream.read_exact(&mut [0; 8]).unwrap();
     ends(stream, serving);
 }

@@ -59,29 +59,29 @@ impl OpenPort<'_> {
     /// Asks for the map.
     ///
     /// # Errors
-    /// As [`super::ask`].
-    pub fn ask(
+    /// As [`super::query`].
+    pub fn query(
         &self,
         limits: Limits,
         budget: Budget,
         patience: Patience,
     ) -> Result<CacheMap, GuestError> {
-        let map = super::ask(&self.stream, limits, budget, patience);
+        let map = super::query(&self.stream, limits, budget, patience);
         map.map_err(|error| self.explained(error))
     }
 
     /// Asks for the map, in parts as they are received.
     ///
     /// # Errors
-    /// As [`super::ask_in_parts`].
-    pub fn ask_in_parts(
+    /// As [`super::query_in_parts`].
+    pub fn query_in_parts(
         &self,
         limits: Limits,
         budget: Budget,
         patience: Patience,
         part: &mut dyn FnMut(CacheMap),
     ) -> Result<Summary, GuestError> {
-        let heard = super::ask_in_parts(&self.stream, limits, budget, patience, part);
+        let heard = super::query_in_parts(&self.stream, limits, budget, patience, part);
         heard.map_err(|error| self.explained(error))
     }
 

@@ -1,7 +1,7 @@
 use std::net::Shutdown;
 use std::thread;
 
-use cachemap::{AskFinder, Device, Reply, Run, Summary, refusal};
+use cachemap::{Device, QueryFinder, Reply, Run, Summary, refusal};
 
 use super::*;
 use crate::qmp::played::played;
@@ -16,26 +16,26 @@ fn patience(greeting_ms: u64, all_ms: u64) -> Patience {
 /// The answer to a request, with `helper` at the port's other end.
 fn asked(
     patience: Patience,
-    helper: impl FnOnce(UnixStream, Ask) + Send,
+    helper: impl FnOnce(UnixStream, Query) + Send,
 ) -> Result<CacheMap, GuestError> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     thread::scope(|scope| {
         scope.spawn(move || {
-            let mut bytes = [0; Ask::BYTES];
+            let mut bytes = [0; Query::BYTES];
             theirs.read_exact(&mut bytes).unwrap();
-            let ask = AskFinder::default().take(&bytes).unwrap();
-            helper(theirs, ask);
+            let query = QueryFinder::default().take(&bytes).unwrap();
+            helper(theirs, query);
         });
-        let answer = ask(&ours, RAM, Budget::default(), patience);
+        let answer = query(&ours, RAM, Budget::default(), patience);
         // Ends a helper that is still writing.
         ours.shutdown(Shutdown::Both).unwrap();
         answer
     })
 }
 
-fn with_runs(ask: &Ask, runs: &[Run]) -> Vec<u8> {
+fn with_runs(query: &Query, runs: &[Run]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut reply = Reply::new(ask, "1", &mut bytes);
+    let mut reply = Reply::new(query, "1", &mut bytes);
     reply.device(&Device { sectors: 8000, ..Device::default() }, &mut bytes);
     for run in runs {
         reply.run(*run, &mut bytes);
@@ -47,11 +47,11 @@ fn with_runs(ask: &Ask, runs: &[Run]) -> Vec<u8> {
 #[test]
 fn the_rest_of_an_older_answer_in_the_port_is_skipped() {
     let run = Run { page: 5, sector: 16, pages: 7, device: 0 };
-    let map = asked(patience(9000, 9000), |mut port, ask| {
-        let others = Ask { nonce: ask.nonce ^ 1, ..ask };
+    let map = asked(patience(9000, 9000), |mut port, query| {
+        let others = Query { nonce: query.nonce ^ 1, ..query };
         let left = with_runs(&others, &[run]);
         port.write_all(&left[3..]).unwrap();
-        for byte in with_runs(&ask, &[run]) {
+        for byte in with_runs(&query, &[run]) {
             port.write_all(&[byte]).unwrap();
         }
     });
@@ -67,11 +67,11 @@ fn parts_are_handed_on_while_the_helper_looks() {
     let run = |page: u32, pages| Run { page: page.into(), sector: 0, pages, device: 0 };
     let (summary, parts) = thread::scope(|scope| {
         scope.spawn(move || {
-            let mut bytes = [0; Ask::BYTES];
+            let mut bytes = [0; Query::BYTES];
             theirs.read_exact(&mut bytes).unwrap();
-            let ask = AskFinder::default().take(&bytes).unwrap();
+            let query = QueryFinder::default().take(&bytes).unwrap();
             let mut bytes = Vec::new();
-            let mut reply = Reply::new(&ask, "1", &mut bytes);
+            let mut reply = Reply::new(&query, "1", &mut bytes);
             reply.device(&Device { sectors: 1 << 20, ..Device::default() }, &mut bytes);
             reply.run(run(0, pages), &mut bytes);
             reply.hand_on(&mut bytes);
@@ -93,7 +93,7 @@ fn parts_are_handed_on_while_the_helper_looks() {
         };
         let limits = Limits { ram_pages: 8000, end_page: 8000 };
         let patience = patience(9000, 9000);
-        let all = ask_in_parts(&ours, limits, Budget::default(), patience, &mut hand_on);
+        let all = query_in_parts(&ours, limits, Budget::default(), patience, &mut hand_on);
         (all.unwrap(), parts)
     });
     assert_eq!((summary.runs, summary.pages), (3, u64::from(pages) + 3));
@@ -108,11 +108,11 @@ fn what_a_helper_had_told_before_it_died_is_handed_on() {
     let mut parts = Vec::new();
     let error = thread::scope(|scope| {
         scope.spawn(move || {
-            let mut bytes = [0; Ask::BYTES];
+            let mut bytes = [0; Query::BYTES];
             theirs.read_exact(&mut bytes).unwrap();
-            let ask = AskFinder::default().take(&bytes).unwrap();
+            let query = QueryFinder::default().take(&bytes).unwrap();
             let mut bytes = Vec::new();
-            let mut reply = Reply::new(&ask, "1", &mut bytes);
+            let mut reply = Reply::new(&query, "1", &mut bytes);
             reply.device(&Device { sectors: 8000, ..Device::default() }, &mut bytes);
             reply.run(run, &mut bytes);
             reply.hand_on(&mut bytes);
@@ -120,7 +120,7 @@ fn what_a_helper_had_told_before_it_died_is_handed_on() {
         });
         let mut hand_on = |part: CacheMap| parts.extend(part.runs().to_vec());
         let patience = patience(9000, 9000);
-        ask_in_parts(&ours, RAM, Budget::default(), patience, &mut hand_on).unwrap_err()
+        query_in_parts(&ours, RAM, Budget::default(), patience, &mut hand_on).unwrap_err()
     });
     assert!(matches!(error, GuestError::Closed), "{error}");
     assert_eq!(parts, [run]);
@@ -128,28 +128,28 @@ fn what_a_helper_had_told_before_it_died_is_handed_on() {
 
 #[test]
 fn silence_ends_the_request() {
-    let silent = |port: UnixStream, _: Ask| {
+    let silent = |port: UnixStream, _: Query| {
         // Until the other end gives up.
         let _ = (&port).read(&mut [0]);
     };
     let error = asked(patience(50, 9000), silent).unwrap_err();
     assert!(matches!(error, GuestError::Absent { .. }), "{error}");
-    let greets = |mut port: UnixStream, ask: Ask| {
+    let greets = |mut port: UnixStream, query: Query| {
         let mut bytes = Vec::new();
-        drop(Reply::new(&ask, "1", &mut bytes));
+        drop(Reply::new(&query, "1", &mut bytes));
         port.write_all(&bytes).unwrap();
         let _ = port.read(&mut [0]);
     };
     let error = asked(patience(9000, 100), greets).unwrap_err();
     assert!(matches!(error, GuestError::Late { .. }), "{error}");
-    let closes = |port: UnixStream, _: Ask| drop(port);
+    let closes = |port: UnixStream, _: Query| drop(port);
     let error = asked(patience(9000, 9000), closes).unwrap_err();
     assert!(matches!(error, GuestError::Closed), "{error}");
 }
 
 #[test]
 fn one_byte_at_a_time_does_not_last_for_ever() {
-    let slow = |mut port: UnixStream, _: Ask| {
+    let slow = |mut port: UnixStream, _: Query| {
         while port.write_all(&[0x44]).is_ok() {
             thread::sleep(Duration::from_millis(1));
         }
@@ -168,17 +168,17 @@ fn invalid_answers_are_errors() {
         (vec![Run { page: 0, sector: 0, pages: 900, device: 0 }; 3], "more than 2000 pages"),
     ];
     for (runs, word) in lies {
-        let answer = asked(patience(9000, 9000), move |mut port, ask| {
+        let answer = asked(patience(9000, 9000), move |mut port, query| {
             // The reader may stop before the end.
-            let _ = port.write_all(&with_runs(&ask, &runs));
+            let _ = port.write_all(&with_runs(&query, &runs));
         });
         let error = answer.unwrap_err();
         assert!(matches!(&error, GuestError::Answer(_)), "{error}");
         assert!(error.to_string().contains(word), "{error}");
     }
-    let refuses = |mut port: UnixStream, ask: Ask| {
+    let refuses = |mut port: UnixStream, query: Query| {
         let mut bytes = Vec::new();
-        refusal(&ask, "1", "not today", &mut bytes);
+        refusal(&query, "1", "not today", &mut bytes);
         port.write_all(&bytes).unwrap();
     };
     let error = asked(patience(9000, 9000), refuses).unwrap_err();
@@ -187,7 +187,7 @@ fn invalid_answers_are_errors() {
 
 #[test]
 fn endless_garbage_ends_the_request() {
-    let babbles = |mut port: UnixStream, _: Ask| while port.write_all(&[0x44; 4096]).is_ok() {};
+    let babbles = |mut port: UnixStream, _: Query| while port.write_all(&[0x44; 4096]).is_ok() {};
     let error = asked(patience(60_000, 60_000), babbles).unwrap_err();
     assert!(matches!(error, GuestError::Answer(Fault::NoGreeting { .. })), "{error}");
 }
@@ -197,13 +197,13 @@ fn a_helper_is_greeted() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     thread::scope(|scope| {
         scope.spawn(move || {
-            let mut bytes = [0; Ask::BYTES];
+            let mut bytes = [0; Query::BYTES];
             theirs.read_exact(&mut bytes).unwrap();
-            let ask = AskFinder::default().take(&bytes).unwrap();
-            assert_eq!(ask.answer, AnswerKind::Greeting);
+            let query = QueryFinder::default().take(&bytes).unwrap();
+            assert_eq!(query.answer, AnswerKind::Greeting);
             let greeting = Greeting {
                 version: 9,
-                nonce: ask.nonce,
+                nonce: query.nonce,
                 program: "9.1".to_owned(),
                 clears: cachemap::Clears::No,
             };

@@ -129,7 +129,7 @@ impl Asked {
         let map = |stream: &UnixStream| {
             let budget = Budget { cpu_percent, time_ms: 60_000, ..Budget::default() };
             let patience = Patience { greeting: LONG, all: LONG };
-            guest_port::ask(stream, guest_port::limits(RAM_BYTES), budget, patience)
+            guest_port::query(stream, guest_port::limits(RAM_BYTES), budget, patience)
         };
         let socket = self.hosts.a.run_dir.join(SOCKET);
         let began = Instant::now();

@@ -172,7 +172,7 @@ impl Ask<'_> {
         };
         let summary = if let Some(percent) = self.percent {
             // Which pages are lowest on disk is known only at the end.
-            let whole = port.ask(limits, *budget, patience).map_err(said)?;
+            let whole = port.query(limits, *budget, patience).map_err(said)?;
             let summary = whole.summary().clone();
             let mut map = understood(whole);
             map.cut(percent.into());
@@ -180,7 +180,7 @@ impl Ask<'_> {
             summary
         } else {
             let mut part = |part| learn(understood(part));
-            let received = port.ask_in_parts(limits, *budget, patience, &mut part);
+            let received = port.query_in_parts(limits, *budget, patience, &mut part);
             received.map_err(said)?
         };
         notes.helper_answers();

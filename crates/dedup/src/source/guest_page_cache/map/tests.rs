@@ -1,4 +1,4 @@
-use cachemap::{AnswerKind, Ask, Budget, Device, Limits, Listener, Reply, State, Summary, VERSION};
+use cachemap::{AnswerKind, Budget, Device, Limits, Listener, Query, Reply, State, Summary, VERSION};
 
 use super::*;
 
@@ -68,13 +68,13 @@ fn a_run_is_cut_where_memory_is() {
 /// A helper's map of 4 pages.
 fn told() -> CacheMap {
     let (budget, runs_max) = (Budget::default(), 100);
-    let ask = Ask { version: VERSION, nonce: 7, answer: AnswerKind::Map, budget, runs_max };
+    let query = Query { version: VERSION, nonce: 7, answer: AnswerKind::Map, budget, runs_max };
     let mut bytes = Vec::new();
-    let mut reply = Reply::new(&ask, "1", &mut bytes);
+    let mut reply = Reply::new(&query, "1", &mut bytes);
     reply.device(&Device { sectors: 8000, ..Device::default() }, &mut bytes);
     reply.run(Run { page: 1, sector: 16, pages: 4, device: 0 }, &mut bytes);
     reply.finish(Summary::default(), &mut bytes);
-    let mut listener = Listener::new(&ask, Limits { ram_pages: 100, end_page: 100 });
+    let mut listener = Listener::new(&query, Limits { ram_pages: 100, end_page: 100 });
     assert_eq!(listener.take(&bytes), Ok(State::Done));
     listener.into_map().unwrap()
 }

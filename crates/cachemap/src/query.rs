@@ -9,7 +9,7 @@ const MAGIC: &[u8; 8] = b"DROVEASK";
 pub struct Budget {
     /// Percent of one CPU, 1 to 100.
     pub cpu_percent: u16,
-    /// The time from the ask to the summary.
+    /// The time from the query to the summary.
     pub time_ms: u32,
     /// Memory for lists and buffers. A full walk may also make the kernel cache as many bytes of
     /// file metadata.
@@ -45,7 +45,7 @@ pub enum AnswerKind {
 
 /// A query. Its layout is the same in all versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct Query {
     /// The agent's version.
     pub version: u16,
     /// A random number; all of the answer refers to it.
@@ -58,7 +58,7 @@ pub struct Ask {
     pub runs_max: u32,
 }
 
-impl Ask {
+impl Query {
     /// Its size.
     pub const BYTES: usize = 48;
     const SUMMED: usize = 40;
@@ -85,7 +85,7 @@ impl Ask {
         at(&bytes, 0)
     }
 
-    /// Parses an ask. One of another version with an unknown request gets the greeting only.
+    /// Parses a query. One of another version with an unknown request gets the greeting only.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let (summed, sum) = bytes.split_at(Self::SUMMED);
@@ -110,30 +110,30 @@ impl Ask {
     }
 }
 
-/// Finds asks in a port's bytes. An ask that was cut short, because its agent went away, is
+/// Finds queries in a port's bytes. A query that was cut short, because its agent left, is
 /// skipped.
 #[derive(Clone, Debug, Default)]
-pub struct AskFinder {
+pub struct QueryFinder {
     kept: Vec<u8>,
 }
 
-impl AskFinder {
-    /// Takes some bytes. Returns the last whole ask in them: a port has one agent at a time, so
-    /// earlier ones have gone.
-    pub fn take(&mut self, bytes: &[u8]) -> Option<Ask> {
+impl QueryFinder {
+    /// Takes some bytes. Returns the last whole query in them: a port has one agent at a time, so
+    /// earlier ones are void.
+    pub fn take(&mut self, bytes: &[u8]) -> Option<Query> {
         self.kept.extend_from_slice(bytes);
         let mut found = None;
         let mut past = 0;
-        for (start, window) in self.kept.windows(Ask::BYTES).enumerate() {
+        for (start, window) in self.kept.windows(Query::BYTES).enumerate() {
             if start < past || !window.starts_with(MAGIC) {
                 continue;
             }
-            if let Some(ask) = window.first_chunk().and_then(Ask::parse) {
-                (found, past) = (Some(ask), start + Ask::BYTES);
+            if let Some(query) = window.first_chunk().and_then(Query::parse) {
+                (found, past) = (Some(query), start + Query::BYTES);
             }
         }
-        // The last bytes may be the beginning of an ask.
-        let keep = past.max(self.kept.len().saturating_sub(Ask::BYTES - 1));
+        // The last bytes may be the start of a query.
+        let keep = past.max(self.kept.len().saturating_sub(Query::BYTES - 1));
         self.kept.drain(..keep);
         found
     }
@@ -145,19 +145,19 @@ mod tests {
 
     use super::*;
 
-    fn ask(nonce: u64) -> Ask {
+    fn query(nonce: u64) -> Query {
         let budget = Budget { cpu_percent: 7, time_ms: 8, memory_bytes: 9 };
-        Ask { version: 1, nonce, answer: AnswerKind::Map, budget, runs_max: 10 }
+        Query { version: 1, nonce, answer: AnswerKind::Map, budget, runs_max: 10 }
     }
 
     #[test]
     fn a_changed_ask_is_none() {
-        let bytes = ask(1).to_bytes();
-        assert_eq!(Ask::parse(&bytes), Some(ask(1)));
-        for at in 0..Ask::BYTES {
+        let bytes = query(1).to_bytes();
+        assert_eq!(Query::parse(&bytes), Some(query(1)));
+        for at in 0..Query::BYTES {
             let mut changed = bytes;
             changed[at] ^= 1;
-            assert_eq!(Ask::parse(&changed), None, "byte {at}");
+            assert_eq!(Query::parse(&changed), None, "byte {at}");
         }
     }
 
@@ -165,11 +165,11 @@ mod tests {
         #[test]
         fn asks_are_found_among_garbage_in_any_pieces(
             before in prop::collection::vec(any::<u8>(), 0..200),
-            cut in 0..Ask::BYTES,
+            cut in 0..Query::BYTES,
             sizes in prop::collection::vec(1..60_usize, 1..40),
         ) {
-            let bytes = [&before[..], &ask(3).to_bytes()[..cut], &ask(7).to_bytes()].concat();
-            let (mut finder, mut found, mut rest) = (AskFinder::default(), None, &bytes[..]);
+            let bytes = [&before[..], &query(3).to_bytes()[..cut], &query(7).to_bytes()].concat();
+            let (mut finder, mut found, mut rest) = (QueryFinder::default(), None, &bytes[..]);
             for size in sizes.iter().cycle() {
                 if rest.is_empty() {
                     break;
@@ -178,14 +178,14 @@ mod tests {
                 found = finder.take(piece).or(found);
                 rest = after;
             }
-            prop_assert_eq!(found, Some(ask(7)));
-            prop_assert!(finder.kept.len() < Ask::BYTES);
+            prop_assert_eq!(found, Some(query(7)));
+            prop_assert!(finder.kept.len() < Query::BYTES);
         }
     }
 
     #[test]
     fn the_last_ask_counts() {
-        let bytes = [ask(1).to_bytes(), ask(2).to_bytes()].concat();
-        assert_eq!(AskFinder::default().take(&bytes).map(|ask| ask.nonce), Some(2));
+        let bytes = [query(1).to_bytes(), query(2).to_bytes()].concat();
+        assert_eq!(QueryFinder::default().take(&bytes).map(|query| query.nonce), Some(2));
     }
 }
