@@ -7,7 +7,7 @@ use content::Name;
 
 use crate::error::DirectoryError;
 use crate::host::HostName;
-use crate::protocol::Ask;
+use crate::protocol::RequestKind;
 
 /// A directory's answer for one content.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,9 +31,9 @@ pub trait Directory: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// As those of the method for this request.
-    fn ask(
+    fn request(
         &self,
-        ask: Ask,
+        kind: RequestKind,
         host: &HostName,
         names: &[Name],
         answers: &mut Vec<Answer>,
@@ -53,7 +53,7 @@ pub trait Directory: fmt::Debug + Send + Sync {
         until: Instant,
     ) -> Result<(), DirectoryError> {
         answers.clear();
-        self.ask(Ask::Claim, host, names, answers, until)
+        self.request(RequestKind::Claim, host, names, answers, until)
     }
 
     /// Records that `host` has `names`, whichever host had claimed them.
@@ -61,7 +61,7 @@ pub trait Directory: fmt::Debug + Send + Sync {
     /// # Errors
     /// If it is not known to have arrived.
     fn hold(&self, host: &HostName, names: &[Name], until: Instant) -> Result<(), DirectoryError> {
-        self.ask(Ask::Hold, host, names, &mut Vec::new(), until)
+        self.request(RequestKind::Hold, host, names, &mut Vec::new(), until)
     }
 
     /// Records that `host` does not have `names` any more, or won't get them. What others have or
@@ -75,7 +75,7 @@ pub trait Directory: fmt::Debug + Send + Sync {
         names: &[Name],
         until: Instant,
     ) -> Result<(), DirectoryError> {
-        self.ask(Ask::Release, host, names, &mut Vec::new(), until)
+        self.request(RequestKind::Release, host, names, &mut Vec::new(), until)
     }
 
     /// Discards everything recorded for `host` so far.
@@ -83,7 +83,7 @@ pub trait Directory: fmt::Debug + Send + Sync {
     /// # Errors
     /// If it is not known to have arrived.
     fn forget(&self, host: &HostName, until: Instant) -> Result<(), DirectoryError> {
-        self.ask(Ask::Forget, host, &[], &mut Vec::new(), until)
+        self.request(RequestKind::Forget, host, &[], &mut Vec::new(), until)
     }
 }
 

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use crate::directory::{Answer, Directory, Terms};
 use crate::error::DirectoryError;
 use crate::host::HostName;
-use crate::protocol::Ask;
+use crate::protocol::RequestKind;
 use hosts::{HOSTS_MAX, Hosts, Mark};
 use table::{Found, Table, WAYS};
 
@@ -161,16 +161,16 @@ impl Embedded {
 }
 
 impl Directory for Embedded {
-    fn ask(
+    fn request(
         &self,
-        ask: Ask,
+        kind: RequestKind,
         host: &HostName,
         names: &[Name],
         answers: &mut Vec<Answer>,
         _until: Instant,
     ) -> Result<(), DirectoryError> {
-        match ask {
-            Ask::Claim => {
+        match kind {
+            RequestKind::Claim => {
                 let (now, by) = self.marking(host)?;
                 let until = now.tick.saturating_add(self.claim_ticks);
                 answers.resize(names.len(), Answer::Yours);
@@ -183,18 +183,18 @@ impl Directory for Embedded {
                     }
                 });
             }
-            Ask::Hold => {
+            RequestKind::Hold => {
                 let (now, by) = self.marking(host)?;
                 let until = now.tick.saturating_add(self.hold_ticks);
                 self.visit(names, |table, _, name| table.hold(name, by, until, &now));
             }
-            Ask::Release => {
+            RequestKind::Release => {
                 let now = self.now();
                 if let Some(by) = now.hosts.mark(host) {
                     self.visit(names, |table, _, name| table.release(name, by));
                 }
             }
-            Ask::Forget => self.hosts.write().forget(host),
+            RequestKind::Forget => self.hosts.write().forget(host),
         }
         Ok(())
     }

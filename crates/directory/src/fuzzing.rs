@@ -8,7 +8,7 @@ use crate::directory::{Answer, Directory, Terms};
 use crate::embedded::{Embedded, Limits};
 use crate::host::HostName;
 use crate::protocol::{
-    Ask, HEADER_BYTES, NAMES_MAX, ReplyHeader, write_answers, write_refusal, write_request,
+    HEADER_BYTES, NAMES_MAX, ReplyHeader, RequestKind, write_answers, write_refusal, write_request,
 };
 use crate::server::serve;
 
@@ -58,17 +58,17 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let wait = Duration::from_secs(1);
     let mut all = Vec::new();
     let mut seeds = Vec::new();
-    let asks = [
-        (Ask::Claim, &one, &names[..]),
-        (Ask::Claim, &other, &names[5..]),
-        (Ask::Hold, &one, &names[..9]),
-        (Ask::Release, &other, &names[7..12]),
-        (Ask::Forget, &one, &[]),
-        (Ask::Claim, &stranger, &names[..1]),
+    let requests = [
+        (RequestKind::Claim, &one, &names[..]),
+        (RequestKind::Claim, &other, &names[5..]),
+        (RequestKind::Hold, &one, &names[..9]),
+        (RequestKind::Release, &other, &names[7..12]),
+        (RequestKind::Forget, &one, &[]),
+        (RequestKind::Claim, &stranger, &names[..1]),
     ];
-    for (id, (ask, host, names)) in (1..).zip(asks) {
+    for (id, (kind, host, names)) in (1..).zip(requests) {
         let mut request = Vec::new();
-        write_request(ask, id, host, names, wait, &mut request);
+        write_request(kind, id, host, names, wait, &mut request);
         all.extend_from_slice(&request);
         seeds.push(request);
     }

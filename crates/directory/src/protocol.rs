@@ -65,7 +65,7 @@ pub enum ProtocolError {
 
 /// The kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum RequestKind {
     /// As `Directory::claim`.
     Claim,
     /// As `Directory::hold`.
@@ -76,19 +76,19 @@ pub enum Ask {
     Forget,
 }
 
-impl Ask {
+impl RequestKind {
     const ALL: [(Self, u8); 4] =
         [(Self::Claim, 1), (Self::Hold, 2), (Self::Release, 3), (Self::Forget, 4)];
 
     fn code(self) -> u8 {
-        let of = Self::ALL.iter().find(|(ask, _)| *ask == self);
+        let of = Self::ALL.iter().find(|(kind, _)| *kind == self);
         of.map_or(0, |(_, code)| *code)
     }
 
     fn from_code(code: u8) -> Result<Self, ProtocolError> {
         let of = Self::ALL.iter().find(|(_, other)| *other == code);
         let unknown = ProtocolError::Unknown { what: "kind of request", value: u16::from(code) };
-        of.map(|(ask, _)| *ask).ok_or(unknown)
+        of.map(|(kind, _)| *kind).ok_or(unknown)
     }
 }
 
@@ -96,7 +96,7 @@ impl Ask {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
     /// The kind of request.
-    pub ask: Ask,
+    pub kind: RequestKind,
     /// The id of its reply.
     pub id: u32,
     /// How long the client will wait.
@@ -113,7 +113,7 @@ impl RequestHeader {
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, ProtocolError> {
         check_magic(bytes, REQUEST_MAGIC, "prefix of a request")?;
         let header = Self {
-            ask: Ask::from_code(bytes[2])?,
+            kind: RequestKind::from_code(bytes[2])?,
             id: le32(bytes, 4),
             wait: Duration::from_millis(u64::from(le32(bytes, 12))).min(WAIT_MAX),
             host_bytes: usize::from(bytes[3]),
@@ -121,7 +121,7 @@ impl RequestHeader {
         };
         cap("a host's name", header.host_bytes, LETTERS_MAX)?;
         cap("a number of names", header.names, NAMES_MAX)?;
-        if header.ask == Ask::Forget && header.names > 0 {
+        if header.kind == RequestKind::Forget && header.names > 0 {
             return Err(ProtocolError::Contradiction("a host is forgotten whole"));
         }
         Ok(header)
@@ -161,7 +161,7 @@ pub fn request_bytes(host: &HostName, names: &[Name]) -> usize {
 /// # Panics
 /// If there are more than [`NAMES_MAX`] names.
 pub fn write_request(
-    ask: Ask,
+    kind: RequestKind,
     id: u32,
     host: &HostName,
     names: &[Name],
@@ -172,7 +172,7 @@ pub fn write_request(
     out.reserve(request_bytes(host, names));
     let host = host.as_str().as_bytes();
     out.extend_from_slice(&REQUEST_MAGIC.to_le_bytes());
-    out.extend_from_slice(&[ask.code(), u8::try_from(host.len()).expect("LETTERS_MAX is less")]);
+    out.extend_from_slice(&[kind.code(), u8::try_from(host.len()).expect("LETTERS_MAX is less")]);
     out.extend_from_slice(&id.to_le_bytes());
     out.extend_from_slice(&u16::try_from(names.len()).expect("capped").to_le_bytes());
     out.extend_from_slice(&[0, 0]);

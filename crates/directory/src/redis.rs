@@ -21,7 +21,7 @@ use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 use crate::directory::{Answer, Directory, Terms};
 use crate::error::DirectoryError;
 use crate::host::HostName;
-use crate::protocol::Ask;
+use crate::protocol::RequestKind;
 use crate::waiter::Waiter;
 use link::Link;
 use talk::Talk;
@@ -75,7 +75,7 @@ type Outcome = Result<Vec<Answer>, DirectoryError>;
 
 /// One call's request.
 struct Job {
-    ask: Ask,
+    kind: RequestKind,
     host: HostName,
     names: Vec<Name>,
     until: Instant,
@@ -116,9 +116,9 @@ impl Redis {
 }
 
 impl Directory for Redis {
-    fn ask(
+    fn request(
         &self,
-        ask: Ask,
+        kind: RequestKind,
         host: &HostName,
         names: &[Name],
         answers: &mut Vec<Answer>,
@@ -126,7 +126,7 @@ impl Directory for Redis {
     ) -> Result<(), DirectoryError> {
         let waiter = Arc::new(Waiter::default());
         let (host, names) = (host.clone(), names.to_vec());
-        let job = Job { ask, host, names, until, waiter: Arc::clone(&waiter) };
+        let job = Job { kind, host, names, until, waiter: Arc::clone(&waiter) };
         let late = || DirectoryError::Late { at: self.at.clone() };
         let jobs = self.jobs.as_ref().expect("it is there until this is dropped");
         match jobs.send_deadline(job, until) {
@@ -188,7 +188,7 @@ impl Worker {
             None => self.connect()?,
         };
         let until = job.until.max(Instant::now() + PATIENCE);
-        let outcome = self.talk.perform(&mut link, job.ask, &job.host, &job.names, until);
+        let outcome = self.talk.perform(&mut link, job.kind, &job.host, &job.names, until);
         self.link = outcome.is_ok().then_some(link);
         outcome
     }

@@ -19,7 +19,7 @@ use content::Name;
 use crate::directory::{Answer, Directory};
 use crate::error::DirectoryError;
 use crate::host::HostName;
-use crate::protocol::{Ask, NAMES_MAX};
+use crate::protocol::{NAMES_MAX, RequestKind};
 use line::{Line, Ticket};
 
 /// The shortest time between attempts to connect, and the longest that one takes.
@@ -76,20 +76,20 @@ impl Remote {
 
 impl Directory for Remote {
     /// Sends requests for all names, and then waits for the replies.
-    fn ask(
+    fn request(
         &self,
-        ask: Ask,
+        kind: RequestKind,
         host: &HostName,
         names: &[Name],
         answers: &mut Vec<Answer>,
         until: Instant,
     ) -> Result<(), DirectoryError> {
-        if ask == Ask::Forget {
-            return self.line.ask(ask, host, &[], until)?.wait(until).map(drop);
+        if kind == RequestKind::Forget {
+            return self.line.request(kind, host, &[], until)?.wait(until).map(drop);
         }
         let parts = names.chunks(NAMES_MAX);
         let tickets: Result<Vec<Ticket<'_>>, _> =
-            parts.map(|part| self.line.ask(ask, host, part, until)).collect();
+            parts.map(|part| self.line.request(kind, host, part, until)).collect();
         for ticket in tickets? {
             answers.extend(ticket.wait(until)?);
         }

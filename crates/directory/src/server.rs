@@ -76,7 +76,7 @@ impl<'a> Session<'a> {
         }
         let until = Instant::now() + header.wait;
         self.answers.clear();
-        match self.directory.ask(header.ask, &host, &self.names, &mut self.answers, until) {
+        match self.directory.request(header.kind, &host, &self.names, &mut self.answers, until) {
             Ok(()) => write_answers(header.id, &self.answers, &mut self.replies),
             Err(error) => write_refusal(header.id, &error.to_string(), &mut self.replies),
         }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Instant;
 
 use content::{NAME_BYTES, Name};
-use directory::protocol::Ask;
+use directory::protocol::RequestKind;
 use directory::{Answer, Directory, DirectoryError, HostName};
 use lab::hosts::Host;
 use parking_lot::Mutex;
@@ -46,15 +46,15 @@ struct Lies {
 }
 
 impl Directory for Lies {
-    fn ask(
+    fn request(
         &self,
-        ask: Ask,
+        kind: RequestKind,
         _: &HostName,
         names: &[Name],
         answers: &mut Vec<Answer>,
         _: Instant,
     ) -> Result<(), DirectoryError> {
-        if ask == Ask::Claim {
+        if kind == RequestKind::Claim {
             self.asked.claims.fetch_add(names.len() as u64, Relaxed);
             answers.extend(names.iter().enumerate().map(|(nth, _)| {
                 let host = || self.hosts[nth % self.hosts.len()].clone();

@@ -11,7 +11,7 @@ use audit::Delivery;
 use content::{Domain, Holder, Key, NAME_BYTES, Name};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use data_threads::{DataThreads, SchedParams};
-use directory::protocol::Ask;
+use directory::protocol::RequestKind;
 use directory::{Directory, DirectoryError, HostName};
 use identity::Security;
 use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex, Reserve};
@@ -286,21 +286,21 @@ fn what_a_vm_that_can_not_be_read_gets_is_handed_on_as_it_comes() {
 
 /// A directory that knows of nothing, and reports what it is asked.
 #[derive(Debug)]
-struct Empty(Sender<(Ask, Vec<Name>)>);
+struct Empty(Sender<(RequestKind, Vec<Name>)>);
 
 impl Directory for Empty {
-    fn ask(
+    fn request(
         &self,
-        ask: Ask,
+        kind: RequestKind,
         _: &HostName,
         names: &[Name],
         answers: &mut Vec<directory::Answer>,
         _: Instant,
     ) -> Result<(), DirectoryError> {
-        if ask == Ask::Claim {
+        if kind == RequestKind::Claim {
             answers.extend(names.iter().map(|_| directory::Answer::Yours));
         }
-        let _ = self.0.send((ask, names.to_vec()));
+        let _ = self.0.send((kind, names.to_vec()));
         Ok(())
     }
 }
@@ -318,9 +318,13 @@ fn other_hosts_are_not_made_to_wait_for_what_can_not_be_read_here() {
     let next = || told.recv_timeout(Duration::from_secs(10)).expect("the directory is asked");
     let mut asked = [next(), next(), next()];
     // Another thread has the host forgotten at the start.
-    let order = [Ask::Forget, Ask::Claim, Ask::Release];
-    asked.sort_by_key(|(ask, _)| order.iter().position(|one| one == ask));
-    let expected = [(Ask::Forget, vec![]), (Ask::Claim, vec![NAME]), (Ask::Release, vec![NAME])];
+    let order = [RequestKind::Forget, RequestKind::Claim, RequestKind::Release];
+    asked.sort_by_key(|(kind, _)| order.iter().position(|one| one == kind));
+    let expected = [
+        (RequestKind::Forget, vec![]),
+        (RequestKind::Claim, vec![NAME]),
+        (RequestKind::Release, vec![NAME]),
+    ];
     assert_eq!(asked, expected);
 }
 
@@ -329,15 +333,15 @@ fn other_hosts_are_not_made_to_wait_for_what_can_not_be_read_here() {
 struct Slow(Receiver<()>);
 
 impl Directory for Slow {
-    fn ask(
+    fn request(
         &self,
-        ask: Ask,
+        kind: RequestKind,
         _: &HostName,
         names: &[Name],
         answers: &mut Vec<directory::Answer>,
         _: Instant,
     ) -> Result<(), DirectoryError> {
-        if ask == Ask::Claim {
+        if kind == RequestKind::Claim {
             let _ = self.0.recv_timeout(Duration::from_secs(10));
             answers.extend(names.iter().map(|_| directory::Answer::Yours));
         }

@@ -6,8 +6,8 @@ fn split(bytes: &[u8]) -> (&[u8; HEADER_BYTES], &[u8]) {
     bytes.split_first_chunk().unwrap()
 }
 
-fn ask() -> impl Strategy<Value = Ask> {
-    prop::sample::select(vec![Ask::Claim, Ask::Hold, Ask::Release])
+fn kind() -> impl Strategy<Value = RequestKind> {
+    prop::sample::select(vec![RequestKind::Claim, RequestKind::Hold, RequestKind::Release])
 }
 
 fn answer() -> impl Strategy<Value = Answer> {
@@ -25,18 +25,19 @@ fn answer() -> impl Strategy<Value = Answer> {
 proptest! {
     #[test]
     fn a_request_comes_back_as_it_went(
-        ask in ask(), id: u32, host in "[A-Za-z0-9][A-Za-z0-9._-]{0,63}", wait_ms in 0..100_000_u64,
+        kind in kind(), id: u32, host in "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+        wait_ms in 0..100_000_u64,
         names in prop::collection::vec(any::<[u8; NAME_BYTES]>(), 0..=NAMES_MAX),
     ) {
         let names: Vec<Name> = names.into_iter().map(Name).collect();
         let host = HostName::new(&host).unwrap();
         let mut bytes = Vec::new();
         let wait = Duration::from_millis(wait_ms);
-        write_request(ask, id, &host, &names, wait, &mut bytes);
+        write_request(kind, id, &host, &names, wait, &mut bytes);
         prop_assert_eq!(bytes.len(), request_bytes(&host, &names));
         let (header, body) = split(&bytes);
         let header = RequestHeader::parse(header).unwrap();
-        prop_assert_eq!((header.ask, header.id), (ask, id));
+        prop_assert_eq!((header.kind, header.id), (kind, id));
         prop_assert_eq!((header.wait, header.body_bytes()), (wait.min(WAIT_MAX), body.len()));
         let mut came = Vec::new();
         prop_assert_eq!(header.read_body(body, &mut came).unwrap(), host);

@@ -24,7 +24,7 @@ use super::{RedisSettings, Servers};
 use crate::directory::{Answer, Terms};
 use crate::error::DirectoryError;
 use crate::host::HostName;
-use crate::protocol::Ask;
+use crate::protocol::RequestKind;
 
 /// The most names in a pipeline.
 const NAMES_MAX: usize = 1024;
@@ -104,21 +104,21 @@ impl Talk {
     pub(super) fn perform(
         &self,
         link: &mut Link,
-        ask: Ask,
+        kind: RequestKind,
         host: &HostName,
         names: &[Name],
         until: Instant,
     ) -> Result<Vec<Answer>, DirectoryError> {
         let mut answers = Vec::with_capacity(names.len());
-        if ask == Ask::Forget {
+        if kind == RequestKind::Forget {
             self.forget(link, host, until)?;
         }
         for part in names.chunks(NAMES_MAX) {
-            match ask {
-                Ask::Claim => self.claim(link, host, part, &mut answers, until)?,
-                Ask::Hold => self.hold(link, host, part, until)?,
-                Ask::Release => self.release(link, host, part, until)?,
-                Ask::Forget => {}
+            match kind {
+                RequestKind::Claim => self.claim(link, host, part, &mut answers, until)?,
+                RequestKind::Hold => self.hold(link, host, part, until)?,
+                RequestKind::Release => self.release(link, host, part, until)?,
+                RequestKind::Forget => {}
             }
         }
         Ok(answers)

@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::directory::Answer;
 use crate::error::DirectoryError;
 use crate::host::HostName;
-use crate::protocol::{Ask, HEADER_BYTES, ReplyHeader, request_bytes, write_request};
+use crate::protocol::{HEADER_BYTES, ReplyHeader, RequestKind, request_bytes, write_request};
 use crate::waiter::Waiter;
 
 /// The most bytes of requests that wait to be written: some seconds' worth on a slow link. A
@@ -121,16 +121,16 @@ impl Line {
     }
 
     /// Queues a request for the sending thread.
-    pub(super) fn ask(
+    pub(super) fn request(
         &self,
-        ask: Ask,
+        kind: RequestKind,
         host: &HostName,
         names: &[Name],
         until: Instant,
     ) -> Result<Ticket<'_>, DirectoryError> {
         let mut state = self.state.lock();
         loop {
-            self.want(&mut state.phase, ask)?;
+            self.want(&mut state.phase, kind)?;
             if state.outgoing.len() + request_bytes(host, names) <= WAITING_BYTES_MAX {
                 break;
             }
@@ -142,9 +142,9 @@ impl Line {
         }
         let id = state.next_id();
         let wait = until.saturating_duration_since(Instant::now());
-        write_request(ask, id, host, names, wait, &mut state.outgoing);
+        write_request(kind, id, host, names, wait, &mut state.outgoing);
         let waiter = Arc::new(Waiter::default());
-        let answers = if ask == Ask::Claim { names.len() } else { 0 };
+        let answers = if kind == RequestKind::Claim { names.len() } else { 0 };
         state.pending.insert(id, Pending { waiter: Arc::clone(&waiter), answers });
         state.silent_since.get_or_insert_with(Instant::now);
         self.work.notify_one();
@@ -152,7 +152,7 @@ impl Line {
     }
 
     /// Has the sending thread connect, if there is no connection.
-    fn want(&self, phase: &mut Phase, ask: Ask) -> Result<(), DirectoryError> {
+    fn want(&self, phase: &mut Phase, kind: RequestKind) -> Result<(), DirectoryError> {
         match phase {
             Phase::Ended => return Err(self.unreachable("it is no longer queried")),
             Phase::Down(Some(failed)) if Instant::now() < failed.again => {
@@ -166,7 +166,7 @@ impl Line {
             Phase::Requested { .. } | Phase::Open { .. } => {}
         }
         match phase {
-            Phase::Requested { doubt: Some(why) } if ask == Ask::Claim => {
+            Phase::Requested { doubt: Some(why) } if kind == RequestKind::Claim => {
                 Err(self.unreachable(why))
             }
             _ => Ok(()),
