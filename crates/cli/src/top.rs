@@ -35,7 +35,7 @@ const COLUMNS_DEFAULT: u16 = 120;
 pub(crate) async fn watch(agents: Agents) -> Result<(), Problem> {
     let cluster = Arc::new(Cluster::meet(agents.clients).await?);
     let watching = tokio::spawn(Arc::clone(&cluster).watch());
-    cluster.look().await;
+    cluster.refresh().await;
     let mut signals = Signals::new()?;
     let mut terminal = Taken::new()?;
     let mut events = listen();
@@ -68,7 +68,7 @@ pub(crate) async fn watch(agents: Agents) -> Result<(), Problem> {
                 });
             }
         }
-        cluster.look().await;
+        cluster.refresh().await;
     }
     watching.abort();
     Ok(())
@@ -78,7 +78,7 @@ pub(crate) async fn watch(agents: Agents) -> Result<(), Problem> {
 pub(crate) async fn once(agents: Agents) -> Result<(), Problem> {
     let cluster = Arc::new(Cluster::meet(agents.clients).await?);
     let watching = tokio::spawn(Arc::clone(&cluster).watch());
-    cluster.look().await;
+    cluster.refresh().await;
     cluster.wait_for_hosts().await;
     watching.abort();
     let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());

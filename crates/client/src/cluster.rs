@@ -151,7 +151,7 @@ impl Cluster {
     }
 
     /// Keeps everything up to date for a while from now on; waits for a first answer.
-    pub async fn look(&self) {
+    pub async fn refresh(&self) {
         let mut rounds = self.rounds.subscribe();
         let was_asleep = {
             let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -365,7 +365,7 @@ async fn within<T: DeserializeOwned>(
 ) -> Result<T, Problem> {
     match timeout(time, client.get(path)).await {
         Ok(answer) => answer,
-        Err(_) => Err(client.lost(format!("no answer within {} s", time.as_secs()))),
+        Err(_) => Err(client.disconnected(format!("no answer within {} s", time.as_secs()))),
     }
 }
 

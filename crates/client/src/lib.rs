@@ -64,7 +64,7 @@ impl Client {
     /// # Errors
     /// If the agent can't be reached, refuses, or sends no valid answer.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
-        self.ask(Method::GET, path, NOTHING).await
+        self.request(Method::GET, path, NOTHING).await
     }
 
     /// Cancels the operation at `path`.
@@ -72,14 +72,14 @@ impl Client {
     /// # Errors
     /// As with [`Client::get`].
     pub async fn cancel(&self, path: &str) -> Result<(), Problem> {
-        self.ask(Method::POST, &format!("{path}/cancel"), NOTHING).await
+        self.request(Method::POST, &format!("{path}/cancel"), NOTHING).await
     }
 
     /// Sends a request and reads the whole response.
     ///
     /// # Errors
     /// As with [`Client::get`].
-    pub async fn ask<T: DeserializeOwned>(
+    pub async fn request<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
@@ -93,7 +93,7 @@ impl Client {
         // A response without a body is read as `null`, which is `()`.
         let json: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
         serde_json::from_slice(json).map_err(|error| {
-            self.lost(format!("its answer is from another version of droveway ({error})"))
+            self.disconnected(format!("its answer is from another version of droveway ({error})"))
         })
     }
 
@@ -187,7 +187,7 @@ impl Client {
 
     /// The connection broke, or the agent does not answer.
     #[must_use]
-    pub fn lost(&self, why: String) -> Problem {
+    pub fn disconnected(&self, why: String) -> Problem {
         Problem::Lost { at: self.route.to_string(), why }
     }
 }
@@ -241,7 +241,7 @@ impl Lines {
     /// If the connection is lost, or the line is no such value.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Problem> {
         let Some(line) = self.line().await? else { return Ok(None) };
-        serde_json::from_slice(&line).map(Some).map_err(|e| self.lost(&e))
+        serde_json::from_slice(&line).map(Some).map_err(|e| self.disconnected(&e))
     }
 
     /// The next line.
@@ -251,7 +251,7 @@ impl Lines {
                 return Ok(Some(self.ready.drain(..=end).collect()));
             }
             if self.ready.len() > LINE_BYTES_MAX {
-                return Err(self.lost(&"a line without an end"));
+                return Err(self.disconnected(&"a line without an end"));
             }
             match self.body.frame().await {
                 Some(Ok(frame)) => {
@@ -265,7 +265,7 @@ impl Lines {
         }
     }
 
-    fn lost(&self, why: &dyn std::fmt::Display) -> Problem {
+    fn disconnected(&self, why: &dyn std::fmt::Display) -> Problem {
         Problem::Lost { at: self.at.clone(), why: why.to_string() }
     }
 }

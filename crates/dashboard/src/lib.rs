@@ -135,7 +135,7 @@ async fn open(State(site): Site, Query(Opening { key }): Query<Opening>) -> Resp
 }
 
 async fn overview(State(site): Site) -> Response {
-    site.cluster.look().await;
+    site.cluster.refresh().await;
     let known = site.cluster.known();
     page(StatusCode::OK, pages::overview(&known, &site.gate))
 }
@@ -148,13 +148,13 @@ struct Filter {
 }
 
 async fn vms(State(site): Site, Query(filter): Query<Filter>) -> Response {
-    site.cluster.look().await;
+    site.cluster.refresh().await;
     let known = site.cluster.known();
     page(StatusCode::OK, pages::vms(&known, &site.gate, &filter.q))
 }
 
 async fn history(State(site): Site, Query(filter): Query<Filter>) -> Response {
-    site.cluster.look().await;
+    site.cluster.refresh().await;
     let known = site.cluster.known();
     page(StatusCode::OK, pages::history(&known, &filter.q))
 }
@@ -166,7 +166,7 @@ struct Named {
 }
 
 async fn host(State(site): Site, Query(Named { name }): Query<Named>) -> Response {
-    site.cluster.look().await;
+    site.cluster.refresh().await;
     let known = site.cluster.known();
     match known.hosts.get(&name) {
         Some(state) => page(StatusCode::OK, pages::host(&known, &name, state, &site.gate)),

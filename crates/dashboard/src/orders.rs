@@ -34,7 +34,7 @@ pub(super) struct Moving {
 }
 
 pub(super) async fn move_form(State(site): Site, Query(moving): Query<Moving>) -> Response {
-    site.cluster.look().await;
+    site.cluster.refresh().await;
     let known = site.cluster.known();
     let Some(vm) = known.vm(&moving.from, &moving.vm) else {
         return page(StatusCode::NOT_FOUND, pages::problem("That host has no VM of that name."));
@@ -52,7 +52,7 @@ pub(super) async fn start_move(State(site): Site, fields: Fields) -> Response {
         Some(agent) => {
             let mut request = choice.options().request(&vm, &to);
             request.sharing.together = false;
-            let asked = agent.ask(Method::POST, "/v1/migrations", Some(&request));
+            let asked = agent.request(Method::POST, "/v1/migrations", Some(&request));
             in_time(&agent, asked).await.map(|_: MigrationStarted| ())
         }
         // Any agent can order another one to move a VM.
@@ -60,7 +60,7 @@ pub(super) async fn start_move(State(site): Site, fields: Fields) -> Response {
             let wanted = WantedMove { vm, from: Some(from), to };
             let request = gang(vec![wanted], None, &choice, false);
             let agent = site.cluster.any();
-            let asked = agent.ask(Method::POST, GANGS, Some(&request));
+            let asked = agent.request(Method::POST, GANGS, Some(&request));
             in_time(&agent, asked).await.map(|_: GangStarted| ())
         }
     };
@@ -77,7 +77,7 @@ pub(super) struct Planning {
 
 /// Shows a plan; a dry run moves nothing, so a link may request it.
 pub(super) async fn plan(State(site): Site, Query(planning): Query<Planning>) -> Response {
-    site.cluster.look().await;
+    site.cluster.refresh().await;
     let Planning { host, downtime_ms, disks } = planning;
     let choice = match Choice::parse(&downtime_ms, &disks) {
         Ok(choice) => choice,
@@ -89,7 +89,7 @@ pub(super) async fn plan(State(site): Site, Query(planning): Query<Planning>) ->
     }
     let request = gang(Vec::new(), Some(host.clone()), &choice, true);
     let agent = site.cluster.any();
-    let planned = in_time(&agent, agent.ask(Method::POST, GANGS, Some(&request))).await;
+    let planned = in_time(&agent, agent.request(Method::POST, GANGS, Some(&request))).await;
     let planned = planned.map(|started: GangStarted| started.plan);
     let (status, planned) = match planned {
         Ok(plan) => (StatusCode::OK, Ok(plan)),
@@ -106,7 +106,7 @@ pub(super) async fn evacuate(State(site): Site, fields: Fields) -> Response {
     };
     let request = gang(Vec::new(), Some(fields.text("host").to_owned()), &choice, false);
     let agent = site.cluster.any();
-    let asked = in_time(&agent, agent.ask(Method::POST, GANGS, Some(&request))).await;
+    let asked = in_time(&agent, agent.request(Method::POST, GANGS, Some(&request))).await;
     ordered(&site, asked.map(|_: GangStarted| ()))
 }
 
@@ -131,7 +131,7 @@ pub(super) async fn report(State(site): Site, Query(asked): Query<Reported>) -> 
         return page(StatusCode::NOT_FOUND, pages::problem("There is no such agent."));
     };
     let path = format!("{}/report", Operation::Migration(asked.id).path());
-    let report: Report = match in_time(&agent, agent.ask(Method::GET, &path, NOTHING)).await {
+    let report: Report = match in_time(&agent, agent.request(Method::GET, &path, NOTHING)).await {
         Ok(report) => report,
         Err(problem) => return page(status(&problem), pages::problem(&problem.to_string())),
     };
@@ -184,7 +184,7 @@ async fn in_time<T>(
     asked: impl Future<Output = Result<T, Problem>>,
 ) -> Result<T, Problem> {
     timeout(ORDER_MAX, asked).await.unwrap_or_else(|_| {
-        Err(agent.lost(format!("it has not answered within {} s", ORDER_MAX.as_secs())))
+        Err(agent.disconnected(format!("it has not answered within {} s", ORDER_MAX.as_secs())))
     })
 }
 

@@ -34,7 +34,7 @@ pub(crate) async fn run(client: &Client, args: AttachArgs) -> Result<ExitCode, P
         .map_err(|_| Problem::Typed("the name of the QMP socket is not UTF-8".to_owned()))?;
     let share_domain = args.share_domain;
     let request = api::AttachRequest { name: args.name, qmp, share_domain };
-    let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms/attach", Some(&request)).await?;
+    let vm: api::VmSummary = client.request(Method::POST, "/v1/vms/attach", Some(&request)).await?;
     print_line(format_args!("{} is adopted (QEMU {}, {}).", vm.name, vm.qemu, status(&vm)))?;
     print_problem(&vm);
     Ok(ExitCode::SUCCESS)

@@ -56,7 +56,7 @@ pub(crate) async fn run(client: &Client, args: GangArgs) -> Result<ExitCode, Pro
     let GangArgs { moves, file, resume, mut options, start: args } = args;
     if let Some(id) = resume {
         let path = format!("{}/resume", Operation::Gang(id).path());
-        let asking = client.ask(Method::POST, &path, NOTHING);
+        let asking = client.request(Method::POST, &path, NOTHING);
         return begin_and_watch(client, asking, args.json).await;
     }
     let (moves, from_file) = match file {

@@ -68,7 +68,7 @@ pub(crate) async fn run(client: &Client, args: MigrateArgs) -> Result<ExitCode, 
     // command and leaves the migration running unwatched.
     let mut signals = Signals::new()?;
     let request = args.into_request()?;
-    let asking = client.ask::<MigrationStarted>(Method::POST, "/v1/migrations", Some(&request));
+    let asking = client.request::<MigrationStarted>(Method::POST, "/v1/migrations", Some(&request));
     let Some(MigrationStarted { id }) = begin(asking, &mut signals).await? else {
         return Ok(leave_unanswered("droveway list --migrations"));
     };

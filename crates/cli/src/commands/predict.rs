@@ -64,7 +64,7 @@ pub(crate) async fn run(client: &Client, args: PredictArgs) -> Result<ExitCode, 
         rate_bits_per_s: args.rate,
     };
     let path = format!("/v1/vms/{}/predict", segment(&args.name));
-    let prediction: Prediction = client.ask(Method::POST, &path, Some(&request)).await?;
+    let prediction: Prediction = client.request(Method::POST, &path, Some(&request)).await?;
     if args.json {
         print_json(&prediction)?;
     } else {

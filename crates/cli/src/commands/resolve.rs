@@ -37,7 +37,7 @@ pub(crate) async fn run(client: &Client, args: &ResolveArgs) -> Result<ExitCode,
     let side = if args.here { api::ResolveSide::Here } else { api::ResolveSide::There };
     let request = api::ResolveRequest { side, certain: true };
     let after: Option<api::VmSummary> =
-        client.ask(Method::POST, &format!("{path}/resolve"), Some(&request)).await?;
+        client.request(Method::POST, &format!("{path}/resolve"), Some(&request)).await?;
     let name = &args.name;
     let said = match (side, after) {
         (api::ResolveSide::There, None) => format!("{name} is removed here."),

@@ -57,7 +57,7 @@ pub(crate) async fn run(client: &Client, args: RunArgs) -> Result<ExitCode, Prob
     let name = args.name;
     let request =
         api::RunRequest { name, argv, cwd, share_domain, guest_port, free_page_hint, hand_over };
-    let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms", Some(&request)).await?;
+    let vm: api::VmSummary = client.request(Method::POST, "/v1/vms", Some(&request)).await?;
     print_line(format_args!("{}", started(&vm)))?;
     print_problem(&vm);
     Ok(ExitCode::SUCCESS)

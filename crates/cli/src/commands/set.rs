@@ -66,7 +66,7 @@ impl<T: FromStr> FromStr for Or<T> {
 
 pub(crate) async fn run(client: &Client, args: SetArgs) -> Result<ExitCode, Problem> {
     let (id, path) = (args.id.clone(), format!("/v1/migrations/{}", segment(&args.id)));
-    let bounds: Bounds = client.ask(Method::PATCH, &path, Some(&args.change())).await?;
+    let bounds: Bounds = client.request(Method::PATCH, &path, Some(&args.change())).await?;
     print_line(format_args!("Migration {id}: {}.", described(&bounds)))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -28,7 +28,7 @@ pub(crate) async fn run(client: &Client, args: &StopArgs) -> Result<ExitCode, Pr
     let name = &args.name;
     // The agent can't be asked to leave off, so a user who presses Ctrl-C has to know that.
     let (mut signals, terminated) = (Signals::interrupts()?, terminated()?);
-    let asking = client.ask::<api::Stopped>(Method::DELETE, &path, NOTHING);
+    let asking = client.request::<api::Stopped>(Method::DELETE, &path, NOTHING);
     let Some(stopped) = wait(asking, &mut signals, terminated, &goes_on(args)).await? else {
         return Ok(leave_stopping(name));
     };

@@ -95,7 +95,7 @@ async fn plan(
     request: &PlanUpgradeRequest,
 ) -> Result<UpgradePlan, Problem> {
     let path = format!("/v1/vms/{}/plan-upgrade", segment(name));
-    client.ask(Method::POST, &path, Some(request)).await
+    client.request(Method::POST, &path, Some(request)).await
 }
 
 /// Where there is nothing to do.

@@ -40,7 +40,7 @@ pub(crate) async fn start(
     request: &GangRequest,
     args: &StartArgs,
 ) -> Result<ExitCode, Problem> {
-    let asking = client.ask(Method::POST, GANGS, Some(request));
+    let asking = client.request(Method::POST, GANGS, Some(request));
     if !request.dry_run {
         return begin_and_watch(client, asking, args.json).await;
     }

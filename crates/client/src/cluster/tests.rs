@@ -56,7 +56,7 @@ fn client(socket: &Path) -> Client {
 async fn until(what: &str, cluster: &Cluster, is_so: impl Fn(&Known) -> bool) {
     let waited = async {
         while !is_so(&cluster.known()) {
-            cluster.look().await;
+            cluster.refresh().await;
             sleep(HOSTS_SOON).await;
         }
     };

@@ -129,7 +129,7 @@ impl<'c> Upgrades<'c> {
             return Err(Problem::Refused(format!("it can't get another QEMU: {reasons}")));
         }
         let path = format!("/v1/vms/{}/upgrade", segment(name));
-        let asking = self.client.ask(Method::POST, &path, Some(&self.request));
+        let asking = self.client.request(Method::POST, &path, Some(&self.request));
         let MigrationStarted { id } = asking.await?;
         eprint_line(format_args!("Migration {id}: {name} gets QEMU {}.", plan.version));
         let operation = Operation::Migration(id);
