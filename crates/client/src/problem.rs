@@ -39,7 +39,7 @@ pub enum Problem {
         why: String,
     },
     /// The connection was lost, or the response is invalid.
-    #[error("lost the agent at {at}: {why}")]
+    #[error("lost the connection to the agent at {at}: {why}")]
     Lost {
         /// The agent's address.
         at: String,

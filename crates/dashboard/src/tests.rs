@@ -139,7 +139,7 @@ async fn what_may_be_old_is_said_to_be() {
         ("vms", "No answer from host-b. "),
         ("history", "no agent answers at"),
         ("host?name=host-b", "no agent answers at"),
-        ("host?name=host-b", "the agent of host-b can't be asked"),
+        ("host?name=host-b", "the agent of host-b can't be reached"),
     ];
     let browser = Browser::let_in(silent(), false).await;
     for (page, says) in old {

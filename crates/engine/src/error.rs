@@ -60,7 +60,7 @@ pub enum MigrationError {
         source: Box<HandshakeError>,
     },
     /// The control connection was lost.
-    #[error("lost the agent of {host}: {why}")]
+    #[error("lost the connection to the agent of {host}: {why}")]
     PeerLost {
         /// The destination.
         host: String,

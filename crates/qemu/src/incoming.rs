@@ -183,8 +183,8 @@ impl Incoming {
     }
 
     fn died(&self) -> QmpError {
-        let words = self.written();
-        cannot_load(&words.unwrap_or_else(|| "it ended while it loaded the VM".to_owned()))
+        let output = self.written();
+        cannot_load(&output.unwrap_or_else(|| "it ended while it loaded the VM".to_owned()))
     }
 
     /// QEMU's answer is a summary; the details are in its log.
@@ -200,8 +200,8 @@ impl Incoming {
     /// What it wrote since it was set up, in one line.
     fn written(&self) -> Option<String> {
         let (path, from) = self.log.as_ref()?;
-        let words = log_tail(path, *from)?;
-        Some(words.lines().map(str::trim).collect::<Vec<_>>().join("; "))
+        let output = log_tail(path, *from)?;
+        Some(output.lines().map(str::trim).collect::<Vec<_>>().join("; "))
     }
 }
 

@@ -26,7 +26,7 @@ pub use verdict::{Unfit, Verdict};
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// Most bytes of its answers, which have some 100 KiB.
 const ANSWERS_MAX: u64 = 8 << 20;
-const WORDS_MAX: u64 = 64 << 10;
+const OUTPUT_MAX: u64 = 64 << 10;
 /// Longest list of accelerators: all that QEMU knows make a shorter one.
 const ACCELERATOR_MAX: usize = 80;
 
@@ -64,14 +64,14 @@ pub enum ProbeError {
         why: String,
     },
     /// It ended without an answer.
-    #[error("{} with {accelerator} printed: {words}", program.display())]
+    #[error("{} with {accelerator} printed: {output}", program.display())]
     Ended {
         /// The program.
         program: PathBuf,
         /// The accelerator that it was to use.
         accelerator: String,
         /// What it wrote.
-        words: String,
+        output: String,
     },
     /// It does not answer.
     #[error("{} does not answer questions: is it QEMU?", program.display())]
@@ -115,20 +115,20 @@ fn ask(program: &Path, accelerator: &str, user: Option<&User>) -> Result<Capabil
     let _ = asking.as_ref().map(|mut pipe| pipe.write_all(QUESTIONS.as_bytes()));
     let mut said = Vec::new();
     (&mut out).take(ANSWERS_MAX).read_to_end(&mut said).map_err(|_| silent())?;
-    let mut words = Vec::new();
-    (&mut err).take(WORDS_MAX).read_to_end(&mut words).map_err(|_| silent())?;
+    let mut output = Vec::new();
+    (&mut err).take(OUTPUT_MAX).read_to_end(&mut output).map_err(|_| silent())?;
     if let Some(capabilities) = answers::understood(&String::from_utf8_lossy(&said)) {
         return Ok(capabilities);
     }
-    let words = String::from_utf8_lossy(&words);
-    let words: Vec<&str> = words.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    if words.is_empty() {
+    let output = String::from_utf8_lossy(&output);
+    let output: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if output.is_empty() {
         return Err(silent());
     }
     Err(ProbeError::Ended {
         program: program.to_owned(),
         accelerator: accelerator.to_owned(),
-        words: words.join("; ").chars().take(500).collect(),
+        output: output.join("; ").chars().take(500).collect(),
     })
 }
 

@@ -90,7 +90,7 @@ impl Refusing {
         let world = &self.secured.world;
         let why = world.refuses(Side::A, &["migrate", "web1", "host-b"]);
         assert!(why.contains(says), "{says:?} is not in: {why}");
-        assert!(!why.contains("lost the agent"), "there was no connection: {why}");
+        assert!(!why.contains("lost the connection"), "there was no connection: {why}");
         until(&format!("host-b logs {logs:?}"), || world.agent(Side::B).log_text().contains(logs));
         world.assert_stayed(&self.guest, Side::A, self.pid);
     }

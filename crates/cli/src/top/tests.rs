@@ -112,7 +112,7 @@ fn failed() -> Known {
     report.outcome = Outcome::Failed(why);
     let mut known =
         Known::example(vec![host("host-a", &["web1"])], Vec::new(), Vec::new(), vec![report]);
-    let problem = "the agent of host-b can't be asked: ".to_owned() + &"it is late, ".repeat(20);
+    let problem = "the agent of host-b can't be reached: ".to_owned() + &"it is late, ".repeat(20);
     known.hosts.entry("host-b".to_owned()).or_default().problem = Some(problem);
     known
 }

@@ -154,7 +154,7 @@ fn percent(progress: &GangProgress) -> f64 {
 fn vm_line(one: &MoveProgress) -> String {
     let mut parts = vec![match &one.progress {
         Some(progress) => format!("{}  {} → {}  {}", one.vm, one.from, one.to, phase(progress)),
-        None => format!("{}  {} → {}  beginning", one.vm, one.from, one.to),
+        None => format!("{}  {} → {}  starting", one.vm, one.from, one.to),
     }];
     if let Some(progress) = &one.progress {
         parts.extend(advance(progress));

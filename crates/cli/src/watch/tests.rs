@@ -124,7 +124,10 @@ async fn a_user_whose_connection_breaks_is_told_where_to_look() {
     let client = Client::new(Route::Socket(socket));
     let followed = follow(&client, &operation(), &mut Signals::given(0), &mut Silent).await;
     let said = followed.err().map(|problem| problem.to_string()).unwrap_or_default();
-    assert!(said.starts_with("lost the agent at ") && said.ends_with(". unseen"), "{said}");
+    assert!(
+        said.starts_with("lost the connection to the agent at ") && said.ends_with(". unseen"),
+        "{said}"
+    );
 }
 
 #[tokio::test]

@@ -65,7 +65,7 @@ pub fn silent() -> Known {
     let mut known = known("web1");
     known.answers[0].problem = Some("no agent answers at /run/droveway/api.sock".to_owned());
     if let Some(host) = known.hosts.get_mut("host-b") {
-        host.problem = Some("the agent of host-b can't be asked".to_owned());
+        host.problem = Some("the agent of host-b can't be reached".to_owned());
     }
     known
 }

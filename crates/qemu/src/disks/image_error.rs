@@ -80,10 +80,10 @@ pub enum ImageProblem {
         reason: String,
     },
     /// It is in use.
-    #[error("it is in use: {words}")]
+    #[error("it is in use: {output}")]
     InUse {
         /// The message of `qemu-img`.
-        words: String,
+        output: String,
     },
     /// It has a backing file.
     #[error("it has a backing file; what moves is one image: remove it, or flatten it")]

@@ -21,7 +21,7 @@ use crate::launch::{User, prepare_child};
 /// How long it may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// Most output that is read; an image with thousands of snapshots fits.
-const WORDS_MAX: u64 = 4 << 20;
+const OUTPUT_MAX: u64 = 4 << 20;
 
 /// The tool.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl QemuImg {
     pub(super) fn info(&self, driver: &str, image: &File) -> Result<Value, ImageProblem> {
         let mut run = self.run(&["info", "--output=json", "-f", driver], image, &[])?;
         let mut text = String::new();
-        let read = (&mut run.out).take(WORDS_MAX).read_to_string(&mut text);
+        let read = (&mut run.out).take(OUTPUT_MAX).read_to_string(&mut text);
         run.end(read.map(drop))?;
         serde_json::from_str(&text)
             .map_err(|_| ImageProblem::Tool("qemu-img printed nothing".into()))
@@ -59,7 +59,7 @@ impl QemuImg {
         loop {
             // One extent per line; a large image has millions.
             let mut line = String::new();
-            match (&mut run.out).take(WORDS_MAX).read_line(&mut line) {
+            match (&mut run.out).take(OUTPUT_MAX).read_line(&mut line) {
                 Ok(0) => return run.end(Ok(())).map(|()| true),
                 Ok(_) if line.contains("\"data\": true") && !line.contains("\"zero\": true") => {
                     return Ok(false);
@@ -130,16 +130,16 @@ impl Run {
     fn end(mut self, read: std::io::Result<()>) -> Result<(), ImageProblem> {
         let silent = || ImageProblem::Tool("qemu-img does not answer".to_owned());
         read.map_err(|_| silent())?;
-        let mut words = Vec::new();
-        (&mut self.err).take(WORDS_MAX).read_to_end(&mut words).map_err(|_| silent())?;
+        let mut output = Vec::new();
+        (&mut self.err).take(OUTPUT_MAX).read_to_end(&mut output).map_err(|_| silent())?;
         if self.child.wait()?.success() {
             return Ok(());
         }
-        let words = String::from_utf8_lossy(&words);
-        let line = words.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+        let output = String::from_utf8_lossy(&output);
+        let line = output.lines().map(str::trim).collect::<Vec<_>>().join(" ");
         let line = line.trim_start_matches("qemu-img: ").to_owned();
         if line.contains(" lock") {
-            return Err(ImageProblem::InUse { words: line });
+            return Err(ImageProblem::InUse { output: line });
         }
         Err(ImageProblem::Tool(line))
     }

@@ -53,18 +53,18 @@ pub enum StartError {
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// QEMU ended at once.
-    #[error("QEMU ended while it started: {words}")]
+    #[error("QEMU ended while it started: {output}")]
     Ended {
         /// What it wrote.
-        words: String,
+        output: String,
     },
     /// QEMU runs and doesn't answer: it may wait for a client of one of its sockets.
-    #[error("QEMU started and does not answer ({why}); its output: {words}")]
+    #[error("QEMU started and does not answer ({why}); its output: {output}")]
     Silent {
         /// What was waited for.
         why: String,
         /// What it wrote.
-        words: String,
+        output: String,
     },
     /// QMP answers, and the process of its QEMU can't be found.
     #[error(

@@ -157,11 +157,11 @@ fn start_lines(
     match begin(wanted) {
         // QEMU names the option that it can't serve: its machine has no PCI bus, or
         // no free slot on it.
-        Err(StartError::Ended { words })
-            if start.guest_port == GuestPort::IfPossible && words.contains(GUEST_ID) =>
+        Err(StartError::Ended { output })
+            if start.guest_port == GuestPort::IfPossible && output.contains(GUEST_ID) =>
         {
             let mut machine = begin(false)?;
-            machine.notes.push(format!("{NO_GUEST_PORT}: {words}"));
+            machine.notes.push(format!("{NO_GUEST_PORT}: {output}"));
             Ok(machine)
         }
         started => started,
@@ -289,10 +289,10 @@ fn connect(
     let ended = !is_idle
         && matches!(error, QmpError::Closed | QmpError::Connect { .. })
         && process.wait_exited(GONE_WAIT).is_ok();
-    let words = log_tail(log, logged);
+    let output = log_tail(log, logged);
     if ended {
-        let words = words.unwrap_or_else(|| "it gives no reason".to_owned());
-        return Err(StartError::Ended { words });
+        let output = output.unwrap_or_else(|| "it gives no reason".to_owned());
+        return Err(StartError::Ended { output });
     }
     let why = match error {
         _ if is_idle => format!(
@@ -304,7 +304,7 @@ fn connect(
         QmpError::NoGreeting { .. } => format!("no greeting within {} s", up_max.as_secs()),
         error => error.to_string(),
     };
-    Err(StartError::Silent { why, words: words.unwrap_or_else(|| "nothing".to_owned()) })
+    Err(StartError::Silent { why, output: output.unwrap_or_else(|| "nothing".to_owned()) })
 }
 
 /// Connects to a QEMU that has just been started. The flag says whether the wait was ended because

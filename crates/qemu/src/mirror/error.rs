@@ -27,14 +27,14 @@ impl fmt::Display for Side {
 #[derive(Debug, thiserror::Error)]
 pub enum MirrorError {
     /// Reading or writing failed.
-    #[error("disk `{disk}` can't move: {side}: {words}")]
+    #[error("disk `{disk}` can't move: {side}: {reason}")]
     Failed {
         /// The disk.
         disk: String,
         /// Which end.
         side: Side,
         /// QEMU's message.
-        words: String,
+        reason: String,
     },
     /// Another program ended its job.
     #[error("disk `{disk}` can't move: another program ended its mirror in QEMU")]

@@ -90,7 +90,7 @@ impl Job {
 
     fn end(&mut self, error: Option<&str>) {
         self.state = match (error, self.failing) {
-            (Some(words), side) => State::Failed(side.unwrap_or(Side::Target), words.to_owned()),
+            (Some(reason), side) => State::Failed(side.unwrap_or(Side::Target), reason.to_owned()),
             (None, Some(side)) => State::Failed(side, "QEMU gives no reason".to_owned()),
             (None, None) if self.finishing => State::Drained,
             (None, None) => State::Ended,
@@ -110,10 +110,10 @@ impl Job {
     pub(super) fn check(&self) -> Result<(), MirrorError> {
         match &self.state {
             State::Copying | State::Ready | State::Drained => Ok(()),
-            State::Failed(side, words) => Err(MirrorError::Failed {
+            State::Failed(side, reason) => Err(MirrorError::Failed {
                 disk: self.disk.clone(),
                 side: *side,
-                words: words.clone(),
+                reason: reason.clone(),
             }),
             State::Ended => Err(MirrorError::Ended { disk: self.disk.clone() }),
         }
@@ -142,20 +142,20 @@ mod tests {
         let done = || ("BLOCK_JOB_COMPLETED", nothing());
         let failed = || ("BLOCK_JOB_COMPLETED", json!({"error": "Input/output error"}));
         let error = |operation: &str| ("BLOCK_JOB_ERROR", json!({ "operation": operation }));
-        let words = || "Input/output error".to_owned();
+        let reason = || "Input/output error".to_owned();
         type Row<'a> = (&'a [(&'a str, Value)], bool, State);
         let table: [Row<'_>; 9] = [
             (&[], false, State::Copying),
             (&[ready()], false, State::Ready),
             (&[ready(), done()], true, State::Drained),
             (&[ready(), done()], false, State::Ended),
-            (&[ready(), failed()], true, State::Failed(Side::Target, words())),
+            (&[ready(), failed()], true, State::Failed(Side::Target, reason())),
             (
                 &[error("write"), error("read"), failed()],
                 false,
-                State::Failed(Side::Target, words()),
+                State::Failed(Side::Target, reason()),
             ),
-            (&[error("read"), failed()], false, State::Failed(Side::Source, words())),
+            (&[error("read"), failed()], false, State::Failed(Side::Source, reason())),
             (&[ready(), ("BLOCK_JOB_CANCELLED", nothing())], true, State::Ended),
             (
                 &[ready(), error("write"), done()],

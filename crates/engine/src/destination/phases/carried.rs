@@ -268,7 +268,7 @@ impl Carried<'_> {
             // The source doesn't miss what it doesn't receive any more.
             return if closed.shut == Some(0) { Ok(()) } else { ended };
         }
-        Err(End::Over(format!("lost the source's agent: {error}")))
+        Err(End::Over(format!("lost the connection to the source's agent: {error}")))
     }
 
     fn next(&self) -> Result<Next, End> {

@@ -36,7 +36,9 @@ pub(super) fn ended(received: Received<ToDestination>) -> End {
                 End::failed("the source released a VM that is not loaded")
             }
         },
-        Received::Disconnected(error) => End::Over(format!("lost the source's agent: {error}")),
+        Received::Disconnected(error) => {
+            End::Over(format!("lost the connection to the source's agent: {error}"))
+        }
         _ => End::failed("the source sent a message out of turn"),
     }
 }

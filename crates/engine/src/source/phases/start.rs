@@ -208,7 +208,7 @@ impl Prepared<'_> {
         if let Some(learned) = local.fixed_cost.learned(&peer.name).filter(misses) {
             report_builder.expect_miss(format!(
                 "downtime is likely to miss its goal of {} ms: the last moves to {} took {} ms \
-                 besides sending memory",
+                 apart from sending memory",
                 goal.as_millis(),
                 peer.name,
                 learned.as_millis(),
