@@ -184,7 +184,7 @@ impl Examiner {
             tsc: (kvm == Kvm::Usable).then(sight::tsc).flatten(),
             kvm,
             qemu_user: sight::qemu_user(self.registry.qemu_user()),
-            cgroups: Cgroups { forbidden: self.local.slowed.is_none(), ..sight::cgroups() },
+            cgroups: Cgroups { forbidden: self.local.quota_notes.is_none(), ..sight::cgroups() },
             reach: sight::reach(),
             carries: self.carry.as_ref().map(|carry| sight::carries(carry, &nics)),
             nics,

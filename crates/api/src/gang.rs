@@ -24,7 +24,7 @@ pub const PARALLEL_DEFAULT: u16 = 2;
 /// One VM to move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct WantedMove {
+pub struct RequestedMove {
     /// Its name.
     pub vm: String,
     /// The host that it is on: needed if two hosts have a VM of that name.
@@ -159,7 +159,7 @@ impl GangOptions {
 pub struct GangRequest {
     /// VMs by name.
     #[serde(default)]
-    pub moves: Vec<WantedMove>,
+    pub moves: Vec<RequestedMove>,
     /// All VMs of a host, placed by their content and by free memory.
     #[serde(default)]
     pub evacuate: Option<Evacuation>,

@@ -31,7 +31,7 @@ pub use finding::{Examination, Finding, Severity};
 pub use gang::{
     Evacuation, Figures, GangOptions, GangOutcome, GangPlan, GangProgress, GangReport, GangRequest,
     GangStarted, GangTotals, HostRoom, MoveProgress, MoveReport, MoveState, PARALLEL_DEFAULT,
-    PARALLEL_MAX, PlannedMove, SharedParts, WantedMove,
+    PARALLEL_MAX, PlannedMove, RequestedMove, SharedParts,
 };
 pub use helper_budget::{HelperBudget, HelperBudgetError};
 pub use host::{HostCensus, HostInfo, HostVm, PeerInfo};
@@ -39,7 +39,7 @@ pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
 };
 pub use prediction::{Compressed, FreeMemory, Outlook, PredictRequest, Prediction};
-pub use report::{DiskReport, FromOthers, LaneReport, PhaseTime, Report, Sample, Slowed};
+pub use report::{DiskReport, FromOthers, LaneReport, PhaseTime, Report, Sample, Throttled};
 pub use sharing::{DomainError, Share, Sharing, check_domain};
 pub use slowing::{OnStall, Slowing, SlowingError, Throttle, ThrottleError};
 pub use storage::{FromStorage, ReadDisks};

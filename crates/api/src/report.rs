@@ -69,7 +69,7 @@ pub struct DiskReport {
 
 /// How a VM was throttled so that its migration converged.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Slowed {
+pub struct Throttled {
     /// What throttled it.
     pub by: String,
     /// From when on, in seconds since the command.
@@ -137,7 +137,7 @@ pub struct Report {
     pub predicted_downtime_ms: Option<f64>,
     /// How the VM was throttled, if it was.
     #[serde(default)]
-    pub slowed: Option<Slowed>,
+    pub slowed: Option<Throttled>,
     /// What it took from other traffic so that the VM need not be throttled, if it did.
     #[serde(default)]
     pub from_others: Option<FromOthers>,

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use api::{
-    Evacuation, GangRequest, GangStarted, MigrationStarted, PARALLEL_DEFAULT, Report, WantedMove,
+    Evacuation, GangRequest, GangStarted, MigrationStarted, PARALLEL_DEFAULT, Report, RequestedMove,
 };
 use axum::extract::{Query, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
@@ -57,7 +57,7 @@ pub(super) async fn start_move(State(site): Site, fields: Fields) -> Response {
         }
         // Any agent can order another one to move a VM.
         None => {
-            let wanted = WantedMove { vm, from: Some(from), to };
+            let wanted = RequestedMove { vm, from: Some(from), to };
             let request = gang(vec![wanted], None, &choice, false);
             let agent = site.cluster.any();
             let asked = agent.request(Method::POST, GANGS, Some(&request));
@@ -144,7 +144,7 @@ pub(super) async fn report(State(site): Site, Query(asked): Query<Reported>) -> 
 }
 
 fn gang(
-    moves: Vec<WantedMove>,
+    moves: Vec<RequestedMove>,
     host: Option<String>,
     choice: &Choice,
     dry_run: bool,

@@ -48,7 +48,7 @@ pub struct Local {
     /// The journals of switchovers.
     pub journals: JournalDir,
     /// Notes of VMs that are throttled by cgroups; none: no VM is throttled.
-    pub slowed: Option<quota::Notes>,
+    pub quota_notes: Option<quota::Notes>,
     /// The port at which this agent listens.
     pub agent_port: u16,
     /// The CPU floor of data threads of migrations that request none.

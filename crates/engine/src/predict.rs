@@ -79,7 +79,7 @@ pub fn predict(
         .map_or((None, 1.0), |(compressed, per_byte)| (Some(compressed), per_byte));
     let rate = compressed.map_or(bytes_per_s, |one| one.delivered_bytes_per_s);
     let (forecast, uncompressed) = (at(rate, per_byte), at(bytes_per_s, 1.0));
-    let slowed = &forecast.slowed;
+    let throttled = &forecast.throttled;
     let most_s = |most: &precopy::Prediction| {
         most.met.then_some(most.total.as_secs_f64() + free_memory.reading_s)
     };
@@ -101,9 +101,12 @@ pub fn predict(
         delivered_bytes_per_s: bytes_per_s,
         compressed,
         free: later(outlook(&forecast.free, settings.goal), &uncompressed.free),
-        slowed: later(outlook(&slowed.prediction, settings.goal), &uncompressed.slowed.prediction),
-        share: slowed.share,
-        lost_s: slowed.work_lost.as_secs_f64(),
+        slowed: later(
+            outlook(&throttled.prediction, settings.goal),
+            &uncompressed.throttled.prediction,
+        ),
+        share: throttled.share,
+        lost_s: throttled.work_lost.as_secs_f64(),
         // As much of the path as with the rate above.
         needed_bytes_per_s: forecast.needed_bytes_per_s.map(|needed| needed * bytes_per_s / rate),
         misses_deadline_s: forecast.misses_deadline.map(|least| (least + reading).as_secs_f64()),

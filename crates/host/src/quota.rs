@@ -36,7 +36,7 @@ use scheduling::is_real_time;
 
 /// Threads that are throttled until this is lifted or dropped.
 #[derive(Debug)]
-pub struct Slowed {
+pub struct Throttled {
     pid: u32,
     notes: Notes,
     /// One below each of the groups that the threads were in.
@@ -59,7 +59,7 @@ struct Members {
     is_made: bool,
 }
 
-impl Slowed {
+impl Throttled {
     /// Prepares to throttle these threads of the process `pid`; others can be added later.
     /// Throttles none yet.
     ///
@@ -81,7 +81,7 @@ impl Slowed {
         self.groups.first().map(|members| members.group.by()).unwrap_or_default()
     }
 
-    /// Adds threads to those that share the quota of [`Slowed::set`]. A thread that is not the
+    /// Adds threads to those that share the quota of [`Throttled::set`]. A thread that is not the
     /// process's any more, such as that of an unplugged vCPU, is left alone.
     ///
     /// # Errors
@@ -222,7 +222,7 @@ fn lift_all<'g>(groups: impl Iterator<Item = &'g Group>) -> Result<(), QuotaErro
     groups.map(Group::lift).fold(Ok(()), Result::and)
 }
 
-impl Drop for Slowed {
+impl Drop for Throttled {
     fn drop(&mut self) {
         if let Err(error) = self.lift() {
             tracing::error!(%error, "threads may stay throttled until the agent starts again");

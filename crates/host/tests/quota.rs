@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use host::quota::{Notes, Slowed, check, memory_left, used};
+use host::quota::{Notes, Throttled, check, memory_left, used};
 
 /// A process that wants a whole CPU.
 struct Busy(Child);
@@ -55,7 +55,7 @@ fn threads_get_no_more_than_their_quota_and_go_back() {
     let busy = Busy::start();
     let before = busy.groups();
     check(busy.pid(), &[busy.pid()]).unwrap();
-    let mut slowed = Slowed::new(&notes, busy.pid(), &[busy.pid()]).unwrap();
+    let mut slowed = Throttled::new(&notes, busy.pid(), &[busy.pid()]).unwrap();
     assert_eq!(busy.groups(), before, "nothing is slowed yet");
     slowed.add([busy.pid()]).unwrap();
     for cpus in [0.2, 0.05] {
@@ -78,7 +78,7 @@ fn a_killed_program_leaves_a_note_that_releases_the_threads() {
     let notes = Notes::open(dir.path()).unwrap();
     let (busy, ended) = (Busy::start(), Busy::start());
     for process in [&busy, &ended] {
-        let mut slowed = Slowed::new(&notes, process.pid(), &[]).unwrap();
+        let mut slowed = Throttled::new(&notes, process.pid(), &[]).unwrap();
         slowed.add([process.pid()]).unwrap();
         slowed.set(Some(0.1), |_| 1.0).unwrap();
         // As if it were killed.
@@ -101,7 +101,7 @@ fn threads_of_an_ended_process_are_refused() {
     let gone = Busy::start();
     let pid = gone.pid();
     drop(gone);
-    assert!(Slowed::new(&notes, pid, &[]).is_err());
+    assert!(Throttled::new(&notes, pid, &[]).is_err());
     assert!(check(pid, &[]).is_err());
     assert!(notes.left().unwrap().is_empty());
 }
@@ -253,7 +253,7 @@ fn threads_return_to_their_own_groups() {
     for is_killed in [false, true] {
         // The second thread is added later.
         let pid = std::process::id();
-        let mut slowed = Slowed::new(&notes, pid, &threads.ids[..1]).unwrap();
+        let mut slowed = Throttled::new(&notes, pid, &threads.ids[..1]).unwrap();
         slowed.add(threads.ids.iter().copied()).unwrap();
         let wants = |id: u32| if id == threads.ids[0] { 0.9 } else { 0.1 };
         slowed.set(Some(0.5), wants).unwrap();

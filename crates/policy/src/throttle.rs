@@ -170,7 +170,7 @@ enum Course {
         /// Since when it seems to be necessary to throttle it.
         need_since: Option<f64>,
     },
-    Slowed(Slowed),
+    Throttled(Throttled),
 }
 
 impl Default for Course {
@@ -181,7 +181,7 @@ impl Default for Course {
 
 /// A VM that keeps a share of its CPU time.
 #[derive(Clone, Debug, PartialEq)]
-struct Slowed {
+struct Throttled {
     /// Below 1.
     share: f64,
     /// When the share was chosen, and the delivered rate that it was chosen for.

@@ -59,7 +59,7 @@ impl Site {
             scratch: registry.state().scratch(),
             fixed_cost: Arc::default(),
             journals: journals.clone(),
-            slowed: None,
+            quota_notes: None,
             agent_port: 7450,
             cpu_floor: api::CpuFloor::ALL,
             waits: engine::Waits::default(),

@@ -72,7 +72,7 @@ pub enum AgentError {
     Certificate(IdentityError),
     /// An earlier run's notes of throttled VMs can't be read.
     #[error(transparent)]
-    Slowed(#[from] QuotaError),
+    Throttled(#[from] QuotaError),
     /// The rack's directory can't be used or kept.
     #[error(transparent)]
     Rack(#[from] RackError),

@@ -88,7 +88,7 @@ impl Configured {
             scratch: state.scratch(),
             fixed_cost: Arc::default(),
             journals,
-            slowed: config.cgroups.then_some(slowed),
+            quota_notes: config.cgroups.then_some(slowed),
             agent_port: config.listen.port(),
             cpu_floor: config.cpu_floor,
             waits: config.waits,

@@ -10,8 +10,8 @@ pub(super) use evacuated::already;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use api::{
-    ErrorCode, Evacuation, GangPlan, GangRequest, HostRoom, PARALLEL_MAX, PlannedMove, VmStatus,
-    WantedMove,
+    ErrorCode, Evacuation, GangPlan, GangRequest, HostRoom, PARALLEL_MAX, PlannedMove,
+    RequestedMove, VmStatus,
 };
 use policy::gang::{self, Host};
 use qemu::lost_writes;
@@ -129,7 +129,7 @@ impl<'r> Planner<'r> {
     }
 
     /// Finds each of these VMs.
-    fn by_name(&mut self, wanted: &[WantedMove]) -> Result<Vec<Chosen>, Denied> {
+    fn by_name(&mut self, wanted: &[RequestedMove]) -> Result<Vec<Chosen>, Denied> {
         for one in wanted {
             for host in one.from.iter().chain([&one.to]) {
                 self.check_host(host)?;
@@ -173,8 +173,8 @@ impl<'r> Planner<'r> {
         self.notes.extend(notes);
     }
 
-    fn find(&self, wanted: &WantedMove) -> Result<Chosen, Denied> {
-        let WantedMove { vm: name, from, to } = wanted;
+    fn find(&self, wanted: &RequestedMove) -> Result<Chosen, Denied> {
+        let RequestedMove { vm: name, from, to } = wanted;
         // The destination has to answer too.
         self.census(to)?;
         let mut found = Vec::new();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use api::{GangOutcome, GangProgress, GangRequest, PARALLEL_DEFAULT, WantedMove};
+use api::{GangOutcome, GangProgress, GangRequest, PARALLEL_DEFAULT, RequestedMove};
 use clap::{ArgGroup, Args as ClapArgs};
 use client::{Client, GANGS, NOTHING, Operation, Problem};
 use hyper::Method;
@@ -20,7 +20,7 @@ pub(crate) struct GangArgs {
     /// VMs, and the hosts to move them to; where two hosts have a VM of that name,
     /// write HOST/VM=HOST. Without any, gangs are listed
     #[arg(value_name = "VM=HOST", value_parser = parse_move)]
-    moves: Vec<WantedMove>,
+    moves: Vec<RequestedMove>,
     /// A TOML file with the moves and any of these options; options typed here override it
     #[arg(long, value_name = "PLAN")]
     file: Option<PathBuf>,
@@ -40,7 +40,7 @@ fn new_gangs_options() -> Vec<clap::Id> {
     of_moves.get_arguments().map(|option| option.get_id().clone()).chain(of_gang).collect()
 }
 
-fn parse_move(text: &str) -> Result<WantedMove, String> {
+fn parse_move(text: &str) -> Result<RequestedMove, String> {
     let (vm, to) = text.split_once('=').unwrap_or_default();
     let (from, vm) = match vm.split_once('/') {
         Some((from, vm)) => (Some(from), vm),
@@ -49,7 +49,7 @@ fn parse_move(text: &str) -> Result<WantedMove, String> {
     if vm.is_empty() || to.is_empty() || from.is_some_and(str::is_empty) {
         return Err("write VM=HOST, such as web1=host-b, or host-a/web1=host-b".to_owned());
     }
-    Ok(WantedMove { vm: vm.to_owned(), from: from.map(str::to_owned), to: to.to_owned() })
+    Ok(RequestedMove { vm: vm.to_owned(), from: from.map(str::to_owned), to: to.to_owned() })
 }
 
 pub(crate) async fn run(client: &Client, args: GangArgs) -> Result<ExitCode, Problem> {

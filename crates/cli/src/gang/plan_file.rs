@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api::WantedMove;
+use api::RequestedMove;
 use client::Problem;
 use serde::Deserialize;
 
@@ -11,7 +11,7 @@ use crate::options::MoveOptions;
 /// The contents of a plan file.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    pub(crate) moves: Vec<WantedMove>,
+    pub(crate) moves: Vec<RequestedMove>,
     pub(crate) settings: Settings,
 }
 
@@ -34,7 +34,7 @@ struct File {
     #[serde(default)]
     options: MoveOptions,
     #[serde(rename = "move")]
-    moves: Vec<WantedMove>,
+    moves: Vec<RequestedMove>,
 }
 
 /// Reads a plan file.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::view::{COUNTED_ON, View};
 use super::wave::Trough;
 use super::{
-    Course, Decision, DirtyRate, OnStall, Rates, Ratio, Settings, Slowed, Stall, Step, Throttle,
-    ThrottleInput, Troughs, Why,
+    Course, Decision, DirtyRate, OnStall, Rates, Ratio, Settings, Stall, Step, Throttle,
+    ThrottleInput, Throttled, Troughs, Why,
 };
 use crate::switchover::predicted_blackout;
 
@@ -77,7 +77,7 @@ impl Throttle {
     fn share(&self) -> f64 {
         match &self.course {
             Course::Free { .. } => 1.0,
-            Course::Slowed(slowed) => slowed.share,
+            Course::Throttled(slowed) => slowed.share,
         }
     }
 
@@ -146,14 +146,14 @@ impl Throttle {
             now: blend(before.now, rate.now),
             full: blend(before.full, rate.full),
         }));
-        if let Course::Slowed(slowed) = &mut self.course {
+        if let Course::Throttled(slowed) = &mut self.course {
             slowed.fresh = true;
         }
     }
 
     /// Throttles nothing.
     fn keep_off(&mut self) {
-        if let Course::Slowed(_) = self.course {
+        if let Course::Throttled(_) = self.course {
             self.set(1.0, Course::default());
         }
         self.why = Why::Nothing;
@@ -167,7 +167,7 @@ impl Throttle {
         };
         match self.course.clone() {
             Course::Free { need_since } => self.decide_free(view, rate, need_since),
-            Course::Slowed(slowed) => self.decide_slowed(view, rate, slowed),
+            Course::Throttled(slowed) => self.decide_throttled(view, rate, slowed),
         }
         if !view.pass_over {
             return;
@@ -233,7 +233,7 @@ impl Throttle {
     }
 
     /// Decides whether a throttled VM has to be throttled more, or less.
-    fn decide_slowed(&mut self, view: &View, rate: DirtyRate, mut slowed: Slowed) {
+    fn decide_throttled(&mut self, view: &View, rate: DirtyRate, mut slowed: Throttled) {
         let (share, full) = (slowed.share, rate.full);
         let near = view.left <= view.budget * NEAR;
         self.near_since = near.then(|| self.near_since.unwrap_or(view.at_s));
@@ -244,7 +244,7 @@ impl Throttle {
 
         let moved = (view.rate / slowed.chosen_for - 1.0).abs() > 1.0 - LOWER;
         if view.at_s - slowed.chosen_s < KEEP_S || !(slowed.fresh || moved) {
-            self.course = Course::Slowed(slowed);
+            self.course = Course::Throttled(slowed);
             return;
         }
         slowed.fresh = false;
@@ -265,7 +265,7 @@ impl Throttle {
         } else {
             Some(target.min(share * RAISE_MOST))
         };
-        self.course = Course::Slowed(slowed);
+        self.course = Course::Throttled(slowed);
         match chosen {
             Some(share) => self.change(view, share),
             None => self.say(view),
@@ -276,13 +276,13 @@ impl Throttle {
         let share = if share >= ALL { 1.0 } else { share.max(view.floor) };
         let (chosen_s, chosen_for) = (self.clock.at_s, view.rate);
         match &mut self.course {
-            Course::Slowed(slowed) if share == slowed.share => slowed.chosen_for = chosen_for,
+            Course::Throttled(slowed) if share == slowed.share => slowed.chosen_for = chosen_for,
             _ if share < 1.0 => {
                 let (idle_since, raises, fresh) = (None, 0, false);
-                let slowed = Slowed { share, chosen_s, chosen_for, idle_since, raises, fresh };
-                self.set(share, Course::Slowed(slowed));
+                let slowed = Throttled { share, chosen_s, chosen_for, idle_since, raises, fresh };
+                self.set(share, Course::Throttled(slowed));
             }
-            Course::Slowed(_) => self.set(1.0, Course::default()),
+            Course::Throttled(_) => self.set(1.0, Course::default()),
             Course::Free { .. } => {}
         }
         self.say(view);

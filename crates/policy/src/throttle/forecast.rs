@@ -16,7 +16,7 @@ pub struct Forecast {
     /// Without throttling.
     pub free: Prediction,
     /// With the settings.
-    pub slowed: Throttled,
+    pub throttled: Throttled,
     /// The ratio of dirty rate to delivered rate below which nothing is
     /// throttled.
     pub boundary: f64,
@@ -57,7 +57,7 @@ pub fn forecast(
     let least = at(floor).prediction.total;
     Forecast {
         free: at(1.0).prediction,
-        slowed: at(in_time(wanted, floor, |share| at(share).prediction.total <= deadline)),
+        throttled: at(in_time(wanted, floor, |share| at(share).prediction.total <= deadline)),
         boundary: aims.boundary,
         ratio: aims.ratio,
         misses_deadline: (least > deadline).then_some(least),
@@ -112,8 +112,8 @@ mod tests {
             let goal = Duration::from_millis(301);
             assert_eq!(forecast.free.met, alone, "{times}");
             assert_eq!(forecast.free.blackout < goal, alone, "{times}");
-            assert!(forecast.slowed.prediction.blackout < goal, "{times}: {forecast:?}");
-            assert_eq!(forecast.slowed.share >= 1.0, alone, "{times}");
+            assert!(forecast.throttled.prediction.blackout < goal, "{times}: {forecast:?}");
+            assert_eq!(forecast.throttled.share >= 1.0, alone, "{times}");
             assert_eq!(forecast.misses_deadline, None);
             assert_eq!(forecast.needed_bytes_per_s.is_none(), alone, "{times}");
             if let Some(needed) = forecast.needed_bytes_per_s {
@@ -121,10 +121,10 @@ mod tests {
                 assert!(needed > LINK && wide.free.met, "{times}: {wide:?}");
             }
             let off = of(&Settings { ratio: Ratio::Off, ..settings() }, times);
-            assert_eq!(off.slowed.prediction, off.free);
+            assert_eq!(off.throttled.prediction, off.free);
         }
         let floor = of(&Settings { floor: 0.2, ..settings() }, 8.0);
-        assert!(!floor.slowed.prediction.met && floor.slowed.share == 0.2);
+        assert!(!floor.throttled.prediction.met && floor.throttled.share == 0.2);
     }
 
     #[test]
@@ -138,9 +138,9 @@ mod tests {
             let (_, none) = by(3600, times);
             let tight = least.as_secs() + 1;
             let (deadline, forecast) = by(tight, times);
-            assert!(Some(forecast.slowed.prediction.total) <= deadline, "{times}: {forecast:?}");
-            assert!(forecast.slowed.share <= none.slowed.share);
-            assert!(forecast.slowed.share >= 0.05 && forecast.misses_deadline.is_none());
+            assert!(Some(forecast.throttled.prediction.total) <= deadline, "{times}: {forecast:?}");
+            assert!(forecast.throttled.share <= none.throttled.share);
+            assert!(forecast.throttled.share >= 0.05 && forecast.misses_deadline.is_none());
             assert!(by(least.as_secs(), times).1.misses_deadline.is_some());
         }
     }

@@ -117,11 +117,11 @@ fn forecasts_match_the_simulation() {
         let forecast = forecast(&sim.settings, sim.vm(), LINK, times * LINK, Passes::Quick);
         let [slowed, free] =
             [Ratio::Auto, Ratio::Off].map(|ratio| with(&sim, |set| set.ratio = ratio).run());
-        let total_s = forecast.slowed.prediction.total.as_secs_f64();
+        let total_s = forecast.throttled.prediction.total.as_secs_f64();
         let off = total_s / slowed.stopped_s.unwrap() - 1.0;
         // A guest that is just as fast as the path may or may not be throttled.
         assert!(off.abs() < if times == 1.0 { 0.25 } else { 0.15 }, "{times}: {off}");
-        let Throttled { work_lost, prediction, .. } = forecast.slowed;
+        let Throttled { work_lost, prediction, .. } = forecast.throttled;
         let expected_s = (work_lost + prediction.blackout).as_secs_f64();
         let off_s = expected_s - slowed.lost_s - slowed.blackout_s;
         assert!(off_s.abs() < 2.0, "{times}: {off_s}");
@@ -151,7 +151,7 @@ fn an_unthrottled_migration_takes_what_the_forecast_allows() {
                     let rate = encoded_rate(LINK, share, f64::INFINITY);
                     let vm = sim.vm();
                     let forecast = forecast(&sim.settings, vm, rate, times * LINK, Passes::Quick);
-                    assert!(forecast.slowed.share >= 1.0, "{times} {share}");
+                    assert!(forecast.throttled.share >= 1.0, "{times} {share}");
                     forecast.free.total.as_secs_f64()
                 });
                 let is_within = (least_s * 0.85..most_s * 1.15).contains(&took_s);

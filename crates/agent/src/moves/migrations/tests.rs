@@ -72,7 +72,7 @@ impl Site {
             scratch: self.registry.state().scratch(),
             fixed_cost: Arc::default(),
             journals: journals.clone(),
-            slowed: None,
+            quota_notes: None,
             agent_port: 7450,
             cpu_floor: api::CpuFloor::try_from(50_u8).unwrap(),
             waits: engine::Waits::default(),

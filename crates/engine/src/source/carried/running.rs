@@ -66,7 +66,7 @@ impl Running<'_> {
             convergence: Convergence::new(
                 Arc::clone(&self.passes),
                 process::of(&self.main),
-                self.split.agents.local.slowed.clone(),
+                self.split.agents.local.quota_notes.clone(),
                 &self.split.agents.request,
                 Arc::clone(self.report_builder),
             ),

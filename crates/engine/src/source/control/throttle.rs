@@ -6,7 +6,7 @@ mod vcpus;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{OnStall, Slowed, Throttle as ThrottleOption};
+use api::{OnStall, Throttle as ThrottleOption, Throttled};
 use host::quota;
 use policy::throttle::{self, Decision, Ratio, Settings, Throttle, ThrottleInput};
 
@@ -17,7 +17,7 @@ pub(crate) use vcpus::Vcpus;
 enum Means {
     /// None was needed so far.
     Unused,
-    Group(quota::Slowed),
+    Group(quota::Throttled),
     /// None is available.
     Missing,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Throttling {
     state: Throttle,
     used_cpus: f64,
     means: Means,
-    slowed: Slowed,
+    slowed: Throttled,
     told_late: bool,
     /// The VM has been throttled since the last decision.
     throttled: bool,
@@ -53,7 +53,7 @@ impl Throttling {
             state: Throttle::default(),
             used_cpus: 0.0,
             means: Means::Unused,
-            slowed: Slowed { lowest_share: 1.0, ..Slowed::default() },
+            slowed: Throttled { lowest_share: 1.0, ..Throttled::default() },
             told_late: false,
             throttled: false,
             lifted: false,
@@ -154,7 +154,7 @@ impl Throttling {
             (None, _) => "the agent is configured not to use cgroups".to_owned(),
             (Some(notes), Ok(vcpus)) => {
                 let writers: Vec<u32> = vcpus.writers().collect();
-                match quota::Slowed::new(notes, vcpus.pid, &writers) {
+                match quota::Throttled::new(notes, vcpus.pid, &writers) {
                     Ok(group) => return Means::Group(group),
                     Err(error) => error.to_string(),
                 }

@@ -224,7 +224,7 @@ impl Prepared<'_> {
                 tracing::warn!(%error, "it has no visible vCPUs");
                 "its vCPUs are not visible".to_owned()
             }),
-            notes: context.local.slowed.clone(),
+            notes: context.local.quota_notes.clone(),
             report_builder: Arc::clone(&context.report_builder),
         }
     }

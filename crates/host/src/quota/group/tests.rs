@@ -1,7 +1,7 @@
 use std::cell::Cell;
 
 use super::*;
-use crate::quota::{Members, Notes, Slowed};
+use crate::quota::{Members, Notes, Throttled};
 
 /// A directory that looks like a version 2 group, with one of our groups in it.
 fn version_2(controllers: &str, subtree: &str) -> (tempfile::TempDir, Result<Group, QuotaError>) {
@@ -96,7 +96,7 @@ fn a_group_that_fails_keeps_none_of_the_others_unthrottled() {
         is_made: true,
     };
     let notes = tempfile::tempdir().unwrap();
-    let mut slowed = Slowed {
+    let mut slowed = Throttled {
         pid: 7,
         notes: Notes::open(notes.path()).unwrap(),
         groups: vec![members(first, 71), members(second, 72)],
@@ -129,7 +129,7 @@ fn a_group_without_a_note_is_not_made() {
     let notes = tempfile::tempdir().unwrap();
     let dir = notes.path().join("slowed");
     let notes = Notes::open(&dir).unwrap();
-    let mut slowed = Slowed { pid: 7, notes: notes.clone(), groups: Vec::new(), note: None };
+    let mut slowed = Throttled { pid: 7, notes: notes.clone(), groups: Vec::new(), note: None };
     fs::remove_dir(&dir).unwrap();
     slowed.prepare(groups.iter()).unwrap_err();
     assert!(slowed.groups.is_empty() && slowed.note.is_none());
