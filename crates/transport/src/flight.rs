@@ -204,7 +204,7 @@ mod tests {
     fn released(flight: &Flight<u8>) -> Vec<(u8, Option<u128>)> {
         let each = std::iter::from_fn(|| flight.release());
         let number = |(load, answer): (Load<u8>, Option<Answer>)| match load {
-            Load::Other(nth) => (nth, answer.map(|answer| answer.wanted.bits())),
+            Load::Other(nth) => (nth, answer.map(|answer| answer.requested.bits())),
             _ => panic!("that was not sent"),
         };
         each.map(number).collect()
@@ -234,7 +234,7 @@ mod tests {
         let flight = Flight::default();
         let answer = |placed, wanted| {
             let wanted = PageSet::from_bits(wanted);
-            Answer { placed, wanted, ..Answer::default() }
+            Answer { placed, requested: wanted, ..Answer::default() }
         };
         (1..6).for_each(|nth| flight.sent(load(nth), flight.departure()));
         assert_eq!(flight.acknowledged(1), Some(()));

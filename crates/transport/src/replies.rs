@@ -97,7 +97,7 @@ impl<W: Write> State<W> {
         while let Some(&Open { number, answer: Some((wanted, later)) }) = self.open.front() {
             self.open.pop_front();
             // This answer may be the only acknowledgement of the batch before it.
-            let answer = Answer { placed: number, wanted, later };
+            let answer = Answer { placed: number, requested: wanted, later };
             self.writer.write_all(&answer.to_bytes())?;
             self.said = number;
         }
@@ -160,7 +160,7 @@ mod tests {
             if Answer::begins(start) {
                 let (bytes, more) = rest.split_first_chunk().unwrap();
                 let answer = Answer::parse(bytes).unwrap();
-                said.push(Said::Answer(answer.placed, answer.wanted.bits()));
+                said.push(Said::Answer(answer.placed, answer.requested.bits()));
                 rest = more;
             } else {
                 let (bytes, more) = rest.split_first_chunk().unwrap();

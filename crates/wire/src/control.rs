@@ -226,7 +226,8 @@ pub struct Late {
     pub ticket: u32,
     /// Pages that are requested from the source after all, by index in the batch. Unless `more` is
     /// set, all its other deferred pages are placed.
-    pub wanted: Vec<u8>,
+    #[serde(rename = "wanted")]
+    pub requested: Vec<u8>,
     /// The others are not placed: they still wait.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub more: bool,

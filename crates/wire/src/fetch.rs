@@ -24,14 +24,14 @@ const DOMAIN_BYTES_MAX: usize = 64;
 
 /// A host's request for content of another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wants {
+pub struct ContentRequest {
     /// The domain in which the names are made.
     pub domain: Domain,
     /// The requested names, at most as many as a batch has.
     pub names: Vec<Name>,
 }
 
-impl Wants {
+impl ContentRequest {
     /// The length of its head.
     pub const HEAD_BYTES: usize = 8;
 
@@ -191,13 +191,13 @@ mod tests {
     proptest! {
         #[test]
         fn a_request_round_trips(names in names(BATCH_PAGES), domain in "[a-z]{0,64}") {
-            let wants = Wants { domain: Domain(domain), names };
+            let wants = ContentRequest { domain: Domain(domain), names };
             let mut bytes = Vec::new();
             wants.write(&mut bytes);
             let (head, rest) = bytes.split_first_chunk().unwrap();
-            prop_assert_eq!(Wants::rest_bytes(head).unwrap(), rest.len());
-            prop_assert_eq!(Wants::parse(head, rest).unwrap(), wants);
-            prop_assert!(rest.is_empty() || Wants::parse(head, &rest[1..]).is_err());
+            prop_assert_eq!(ContentRequest::rest_bytes(head).unwrap(), rest.len());
+            prop_assert_eq!(ContentRequest::parse(head, rest).unwrap(), wants);
+            prop_assert!(rest.is_empty() || ContentRequest::parse(head, &rest[1..]).is_err());
         }
 
         #[test]
@@ -216,16 +216,16 @@ mod tests {
 
     #[test]
     fn too_much_is_refused_before_memory_is_allocated_for_it() {
-        let mut head = [0; Wants::HEAD_BYTES];
-        assert!(Wants::rest_bytes(&head).is_err());
+        let mut head = [0; ContentRequest::HEAD_BYTES];
+        assert!(ContentRequest::rest_bytes(&head).is_err());
         head[..2].copy_from_slice(&WANTS_MAGIC.to_le_bytes());
-        assert_eq!(Wants::rest_bytes(&head).unwrap(), 0);
+        assert_eq!(ContentRequest::rest_bytes(&head).unwrap(), 0);
         head[2] = 65;
-        assert!(Wants::rest_bytes(&head).is_err());
+        assert!(ContentRequest::rest_bytes(&head).is_err());
         head[2] = 1;
-        assert!(Wants::parse(&head, &[0xff]).is_err(), "no text");
+        assert!(ContentRequest::parse(&head, &[0xff]).is_err(), "no text");
         head[4..6].copy_from_slice(&129_u16.to_le_bytes());
-        assert!(Wants::rest_bytes(&head).is_err());
+        assert!(ContentRequest::rest_bytes(&head).is_err());
         let mut answer = Vec::new();
         HasHeader::write_for(&[Name([1; NAME_BYTES])], &[], 0, PAGE_BYTES, &mut answer);
         let mut head: [u8; HasHeader::BYTES] = *answer.first_chunk().unwrap();

@@ -8,9 +8,9 @@ use page::{
 };
 
 use crate::{
-    Ack, Answer, BatchHeader, BlockHeader, DiskPlace, FILLS_MAX, Frame, HasHeader, Inquiry, Kind,
-    LaneHeader, NamedTables, Names, Order, Payload, Preamble, Reply, Tables, ToDestination,
-    ToSource, Token, VERSION, Versions, Wants, gang, read_frame, read_message,
+    Ack, Answer, BatchHeader, BlockHeader, ContentRequest, DiskPlace, FILLS_MAX, Frame, HasHeader,
+    Inquiry, Kind, LaneHeader, NamedTables, Names, Order, Payload, Preamble, Reply, Tables,
+    ToDestination, ToSource, Token, VERSION, Versions, gang, read_frame, read_message,
 };
 
 /// Reads bytes as a lane from the source: headers with their tables; payloads are skipped. Then the
@@ -84,9 +84,9 @@ fn deltas(header: BatchHeader, payload: &[u8]) {
 fn content(bytes: &[u8]) {
     let mut rest = bytes;
     while let Some((head, after)) = rest.split_first_chunk() {
-        let Ok(rest_bytes) = Wants::rest_bytes(head) else { break };
+        let Ok(rest_bytes) = ContentRequest::rest_bytes(head) else { break };
         let Some((wants, after)) = after.split_at_checked(rest_bytes) else { break };
-        if Wants::parse(head, wants).is_ok_and(|wants| wants.names.len() > BATCH_PAGES) {
+        if ContentRequest::parse(head, wants).is_ok_and(|wants| wants.names.len() > BATCH_PAGES) {
             panic!("more names than a batch has");
         }
         rest = after;
@@ -147,7 +147,7 @@ pub fn seed_lanes() -> Vec<Vec<u8>> {
     seeds.push(long);
     seeds.push((0..4).flat_map(|placed| Ack { placed: placed * 5 }.to_bytes()).collect());
     let (wanted, later) = ([0, 2].into_iter().collect(), [1].into_iter().collect());
-    seeds.push(Answer { placed: 9, wanted, later }.to_bytes().to_vec());
+    seeds.push(Answer { placed: 9, requested: wanted, later }.to_bytes().to_vec());
     seeds.extend(seed_contents());
     seeds
 }
@@ -196,7 +196,8 @@ fn seed_contents() -> [Vec<u8>; 2] {
     let names: Vec<Name> = (0..3).map(|nth| Name([nth; NAME_BYTES])).collect();
     let (mut wants, mut has) = (Vec::new(), Vec::new());
     for domain in ["", "tenant-7"] {
-        Wants { domain: Domain(domain.to_owned()), names: names.clone() }.write(&mut wants);
+        let request = ContentRequest { domain: Domain(domain.to_owned()), names: names.clone() };
+        request.write(&mut wants);
         HasHeader::write_for(&names[..2], &names[2..], 1, 99, &mut has);
         has.resize(has.len() + 99, 3);
     }
@@ -307,7 +308,8 @@ mod tests {
             let acks = seed.as_chunks().0.iter().all(is_ack);
             let head = seed.first_chunk().expect("a header");
             let answer = seed.first_chunk().is_some_and(|bytes| Answer::parse(bytes).is_ok());
-            let wants = seed.first_chunk().is_some_and(|bytes| Wants::rest_bytes(bytes).is_ok());
+            let request = seed.first_chunk();
+            let wants = request.is_some_and(|head| ContentRequest::rest_bytes(head).is_ok());
             let has = seed.first_chunk().is_some_and(|bytes| HasHeader::parse(bytes).is_ok());
             assert!(acks || answer || wants || has || LaneHeader::parse(head).is_ok());
         }

@@ -12,8 +12,9 @@ pub enum Order {
     Census,
     /// Report which of these VMs the host could run.
     Able {
-        /// At most [`WANTS_MAX`].
-        wants: Vec<Want>,
+        /// At most [`NEEDS_MAX`].
+        #[serde(rename = "wants")]
+        needs: Vec<VmNeeds>,
     },
     /// Sample a VM's content.
     Sample {
@@ -56,14 +57,14 @@ pub enum Order {
 }
 
 /// The most kinds of VMs in one order.
-pub const WANTS_MAX: usize = 64;
+pub const NEEDS_MAX: usize = 64;
 
 /// The most contents in a sample of one VM: half a MiB of text.
 pub const HINTS_MAX: usize = 1 << 16;
 /// What a VM needs of a host besides ordinary memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Want {
+pub struct VmNeeds {
     /// The program of its QEMU.
     pub program: String,
     /// Its accelerator, as in `accel=`.
@@ -153,7 +154,8 @@ pub struct Counted {
     /// Its virtual CPUs.
     pub vcpus: u32,
     /// What else it needs.
-    pub want: Want,
+    #[serde(rename = "want")]
+    pub needs: VmNeeds,
     /// The domain of VMs with which it shares content.
     #[serde(default)]
     pub share_domain: String,
@@ -207,10 +209,10 @@ mod tests {
         let set = r#"{"order":"set","migration":"0a0b0c0d","change":{"limit_bits_per_s":1000}}"#;
         let order: Order = serde_json::from_str(set).unwrap();
         assert_eq!(serde_json::to_string(&order).unwrap(), set);
-        let want = Want { huge_bytes: vec![(2 << 20, 4 << 20)], ..Want::default() };
-        let json = serde_json::to_value(Order::Able { wants: vec![want.clone()] }).unwrap();
-        let Ok(Order::Able { wants }) = serde_json::from_value(json) else { panic!() };
-        assert_eq!(wants, [want]);
+        let one = VmNeeds { huge_bytes: vec![(2 << 20, 4 << 20)], ..VmNeeds::default() };
+        let json = serde_json::to_value(Order::Able { needs: vec![one.clone()] }).unwrap();
+        let Ok(Order::Able { needs }) = serde_json::from_value(json) else { panic!() };
+        assert_eq!(needs, [one]);
     }
 
     #[test]

@@ -9,8 +9,8 @@
 //! - lane: from the source [`BatchHeader`]s with their tables and bodies, [`BlockHeader`]s with
 //!   their extents and data, and [`NamedHeader`]s with names; from the destination [`Ack`]s and
 //!   [`Answer`]s.
-//! - content: [`Wants`] from the connecting host, [`HasHeader`]s with names and content from the
-//!   other.
+//! - content: [`ContentRequest`]s from the connecting host, [`HasHeader`]s with names and content
+//!   from the other.
 //!
 //! Everything read here comes from a peer: lengths and counts are capped before memory is allocated
 //! or a loop runs by them. docs/PROTOCOL.md describes the whole protocol.
@@ -43,7 +43,7 @@ pub use control::{
 };
 pub use domain::ReceiveDomain;
 pub use error::WireError;
-pub use fetch::{HasHeader, Wants};
+pub use fetch::{ContentRequest, HasHeader};
 pub use inquiry::{Inquiry, SwitchoverMessage};
 pub use named::{Answer, DiskPlace, NamedHeader, NamedTables, Names};
 pub use order::Order;

@@ -202,7 +202,7 @@ pub struct Answer {
     /// The number of batches of this connection that were handled, including this one.
     pub placed: u64,
     /// Pages to be sent as bytes.
-    pub wanted: PageSet,
+    pub requested: PageSet,
     /// Pages in flight from another provider.
     pub later: PageSet,
 }
@@ -223,7 +223,7 @@ impl Answer {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&ANSWER_MAGIC.to_le_bytes());
         bytes[4..12].copy_from_slice(&self.placed.to_le_bytes());
-        bytes[12..28].copy_from_slice(&self.wanted.bits().to_le_bytes());
+        bytes[12..28].copy_from_slice(&self.requested.bits().to_le_bytes());
         bytes[28..].copy_from_slice(&self.later.bits().to_le_bytes());
         bytes
     }
@@ -239,8 +239,8 @@ impl Answer {
         }
         let bits = |at| u128::from(le64(bytes, at)) | u128::from(le64(bytes, at + 8)) << 64;
         let set = |at| PageSet::from_bits(bits(at));
-        let answer = Self { placed: le64(bytes, 4), wanted: set(12), later: set(28) };
-        if !(answer.wanted & answer.later).is_empty() {
+        let answer = Self { placed: le64(bytes, 4), requested: set(12), later: set(28) };
+        if !(answer.requested & answer.later).is_empty() {
             return Err(WireError::Contradiction("a page that is wanted and comes later"));
         }
         Ok(answer)
@@ -307,7 +307,7 @@ mod tests {
         fn an_answer_comes_back_as_it_went(placed: u64, wanted: u128, later: u128) {
             let answer = |wanted, later| {
                 let [wanted, later] = [wanted, later].map(PageSet::from_bits);
-                Answer { placed, wanted, later }
+                Answer { placed, requested: wanted, later }
             };
             let good = answer(wanted, later & !wanted);
             prop_assert_eq!(Answer::parse(&good.to_bytes()).unwrap(), good);

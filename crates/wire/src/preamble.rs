@@ -86,7 +86,7 @@ pub enum Kind {
     Directory,
     /// [`crate::Order`]s, each with its answer.
     Orders,
-    /// [`crate::Wants`], and content.
+    /// [`crate::ContentRequest`], and content.
     Content,
 }
 

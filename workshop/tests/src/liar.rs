@@ -13,7 +13,7 @@ use directory::protocol::RequestKind;
 use directory::{Answer, Directory, DirectoryError, HostName};
 use lab::hosts::Host;
 use parking_lot::Mutex;
-use wire::{HasHeader, Kind, Preamble, Reply, Versions, Wants};
+use wire::{ContentRequest, HasHeader, Kind, Preamble, Reply, Versions};
 
 const PORT: u16 = 7999;
 const PAGE_BYTES: usize = 4096;
@@ -150,11 +150,11 @@ impl Lies {
     /// Answers requests for content, each in another way.
     fn mislead(&self, mut stream: TcpStream, number: usize) -> Option<()> {
         for nth in number.. {
-            let mut head = [0; Wants::HEAD_BYTES];
+            let mut head = [0; ContentRequest::HEAD_BYTES];
             stream.read_exact(&mut head).ok()?;
-            let mut rest = vec![0; Wants::rest_bytes(&head).ok()?];
+            let mut rest = vec![0; ContentRequest::rest_bytes(&head).ok()?];
             stream.read_exact(&mut rest).ok()?;
-            let names = Wants::parse(&head, &rest).ok()?.names;
+            let names = ContentRequest::parse(&head, &rest).ok()?.names;
             self.asked.contents.fetch_add(names.len() as u64, Relaxed);
             let mut out = Vec::new();
             let mut has = |here: &[Name], not_here: &[Name]| {

@@ -11,7 +11,7 @@ use super::evacuations::Evacuations;
 use super::order_handler::OrderHandler;
 use super::sampled::{self, Content};
 use crate::denied::Denied;
-use wire::gang::{Answer, Census, Counted, Order, Want};
+use wire::gang::{Answer, Census, Counted, Order, VmNeeds};
 
 /// For an answer that needs some QEMUs' state.
 ///
@@ -43,7 +43,7 @@ pub(super) trait Cluster: Sync {
     /// The memory and VMs of a host.
     fn census(&self, host: &str) -> Result<Census, String>;
     /// For each VM, why the host can't run it; none if it can.
-    fn able(&self, host: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String>;
+    fn able(&self, host: &str, needs: Vec<VmNeeds>) -> Result<Vec<Option<String>>, String>;
     /// A sample of the content of each of these VMs of a host, one name in `one_in`.
     fn contents(&self, host: &str, vms: &[Counted], one_in: u32) -> Vec<Result<Content, String>>;
 }
@@ -167,8 +167,8 @@ impl Cluster for Agents {
         }
     }
 
-    fn able(&self, host: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String> {
-        match self.once(host, &Order::Able { wants }, ABLE_MAX)? {
+    fn able(&self, host: &str, needs: Vec<VmNeeds>) -> Result<Vec<Option<String>>, String> {
+        match self.once(host, &Order::Able { needs }, ABLE_MAX)? {
             Answer::Able { unfit } => Ok(unfit),
             answer => Err(unexpected(answer)),
         }

@@ -13,7 +13,7 @@ use qemu::shape;
 use serde_json::json;
 use wire::Part;
 use wire::examine::PROGRAMS_MAX;
-use wire::gang::{Answer, Census, Counted, Order, Sampled, WANTS_MAX, Want};
+use wire::gang::{Answer, Census, Counted, NEEDS_MAX, Order, Sampled, VmNeeds};
 
 use super::evacuations::Evacuations;
 use super::sampled;
@@ -116,13 +116,13 @@ impl OrderHandler {
     pub(super) fn follow(&self, order: &Order) -> Answer {
         match order {
             Order::Census => Answer::Census(self.census()),
-            Order::Able { wants } => {
+            Order::Able { needs } => {
                 let mut programs = BTreeSet::new();
-                let unfit = wants.iter().take(WANTS_MAX).map(|want| {
-                    programs.insert((&want.program, &want.accelerator));
+                let unfit = needs.iter().take(NEEDS_MAX).map(|needs| {
+                    programs.insert((&needs.program, &needs.accelerator));
                     // Each program may have to be started. The other VMs are checked when they
                     // arrive.
-                    if programs.len() > PROGRAMS_MAX { None } else { self.unfit(want) }
+                    if programs.len() > PROGRAMS_MAX { None } else { self.unfit(needs) }
                 });
                 Answer::Able { unfit: unfit.collect() }
             }
@@ -237,7 +237,7 @@ impl OrderHandler {
             used_bytes: used.map_or(vm.ram_bytes, |used| used.min(vm.ram_bytes)),
             needed_bytes: known.and_then(|known| known.pages_bytes()).unwrap_or(vm.ram_bytes),
             vcpus: 1,
-            want: Want::default(),
+            needs: VmNeeds::default(),
             share_domain: vm.share_domain.clone(),
             loses_writes: false,
             program_replaced: vm.program_replaced,
@@ -255,22 +255,22 @@ impl OrderHandler {
         counted
     }
 
-    fn unfit(&self, want: &Want) -> Option<String> {
-        if want.program.is_empty() {
+    fn unfit(&self, needs: &VmNeeds) -> Option<String> {
+        if needs.program.is_empty() {
             // The source did not report it; the check at the arrival knows it.
             return None;
         }
-        let able = fitness::able(want, self.examiner.probes());
+        let able = fitness::able(needs, self.examiner.probes());
         able.err().map(|denied| denied.to_string())
     }
 }
 
 fn read_command_line(machine: &Machine, counted: &mut Counted) {
     let program = machine.argv.first().map(|program| vms::absolute(program, &machine.cwd));
-    counted.want.program = program.unwrap_or_default();
+    counted.needs.program = program.unwrap_or_default();
     let Ok(line) = CommandLine::parse(&machine.argv) else { return };
-    counted.want.accelerator = line.accelerator();
-    counted.want.cpu = line.cpu_model();
+    counted.needs.accelerator = line.accelerator();
+    counted.needs.cpu = line.cpu_model();
 }
 
 /// Adds what only QEMU knows.
@@ -280,10 +280,10 @@ fn ask(machine: &Machine, counted: &mut Counted, memory: &HostMemory) {
     }
     // If QEMU doesn't say, the move finds out.
     counted.loses_writes = machine.qmp.loses_writes().unwrap_or(false);
-    counted.want.machine = shape::machine_of(&machine.qmp).unwrap_or_default();
+    counted.needs.machine = shape::machine_of(&machine.qmp).unwrap_or_default();
     if let Some(needs) = vms::needs(machine, counted.ram_bytes, memory) {
         counted.needed_bytes = needs.pages_bytes;
-        counted.want.huge_bytes = needs.huge_bytes.into_iter().collect();
+        counted.needs.huge_bytes = needs.huge_bytes.into_iter().collect();
     }
 }
 

@@ -98,7 +98,7 @@ mod tests {
 
     use super::super::sampled::Content;
     use super::*;
-    use wire::gang::Want;
+    use wire::gang::VmNeeds;
 
     /// Hosts x and y with these VMs; z does not answer.
     struct Two([Vec<Counted>; 2]);
@@ -125,8 +125,8 @@ mod tests {
             Ok(Census { vms, ..Census::default() })
         }
 
-        fn able(&self, _: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String> {
-            Ok(vec![None; wants.len()])
+        fn able(&self, _: &str, needs: Vec<VmNeeds>) -> Result<Vec<Option<String>>, String> {
+            Ok(vec![None; needs.len()])
         }
 
         fn contents(&self, _: &str, vms: &[Counted], _: u32) -> Vec<Result<Content, String>> {
@@ -136,7 +136,7 @@ mod tests {
 
     fn vm(status: VmStatus, migration: Option<&str>) -> Vec<Counted> {
         let migration = migration.map(str::to_owned);
-        let (ram_bytes, vcpus, want) = (1, 1, Want::default());
+        let (ram_bytes, vcpus, needs) = (1, 1, VmNeeds::default());
         vec![Counted {
             name: "v".to_owned(),
             status,
@@ -146,7 +146,7 @@ mod tests {
             used_bytes: 1,
             needed_bytes: 1,
             vcpus,
-            want,
+            needs,
             share_domain: String::new(),
             loses_writes: false,
             program_replaced: false,

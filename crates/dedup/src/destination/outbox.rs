@@ -68,7 +68,7 @@ impl Iterator for Outbox {
             };
             match batches.last_mut().filter(|last| last.ticket == late.ticket && last.more) {
                 Some(last) => {
-                    last.wanted.extend(late.wanted);
+                    last.requested.extend(late.requested);
                     last.more = late.more;
                 }
                 None => batches.push(late),
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     fn late(ticket: u32, wanted: &[u8], more: bool) -> Late {
-        Late { ticket, wanted: wanted.to_vec(), more }
+        Late { ticket, requested: wanted.to_vec(), more }
     }
 
     #[test]

@@ -369,7 +369,7 @@ impl Recipient {
         if let Some(tell) = self.tell.lock().as_ref().filter(|_| !more || wanted.is_some()) {
             // A source that is gone need not know.
             let wanted = wanted.into_iter().collect();
-            let _ = tell.send(SourceReport::Late(Late { ticket, wanted, more }));
+            let _ = tell.send(SourceReport::Late(Late { ticket, requested: wanted, more }));
         }
     }
 }

@@ -104,7 +104,7 @@ fn said(vm: &Resolving, block: BlockId, page: u32) -> (u128, u128) {
 fn received(source: &mut TcpStream) -> (u128, u128) {
     let mut answer = [0; Answer::BYTES];
     source.read_exact(&mut answer).unwrap();
-    let Answer { wanted, later, .. } = Answer::parse(&answer).unwrap();
+    let Answer { requested: wanted, later, .. } = Answer::parse(&answer).unwrap();
     (wanted.bits(), later.bits())
 }
 
@@ -229,7 +229,7 @@ fn nothing_waits_for_what_is_displaced_by_a_page_that_there_is_no_memory_for() {
     let waiting = exchange.in_flight.lock().came(&NAME);
     assert!(waiting.is_empty());
     let Some(ToSource::Late { batches }) = hears_other.next() else { panic!("its source is told") };
-    assert!(matches!(&*batches, [Late { ticket: 1, wanted, more: false }] if *wanted == [0]));
+    assert!(matches!(&*batches, [Late { ticket: 1, requested, more: false }] if *requested == [0]));
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn what_a_vm_that_can_not_be_read_gets_is_handed_on_as_it_comes() {
     };
     let placed = |hears: &mut Outbox| match hears.next() {
         Some(ToSource::Late { batches }) => {
-            matches!(&*batches, [Late { wanted, more: false, .. }] if wanted.is_empty())
+            matches!(&*batches, [Late { requested, more: false, .. }] if requested.is_empty())
         }
         _ => false,
     };
@@ -396,7 +396,7 @@ fn wait(exchange: &Exchange, recipient: &Arc<Recipient>, name: Name, ticket: u32
 /// Waits until a ticket is settled. Returns whether its source is to send the page.
 fn is_wanted(told: &Receiver<SourceReport>, ticket: u32) -> bool {
     let told = told.recv_timeout(Duration::from_secs(10)).expect("its source is told");
-    let SourceReport::Late(Late { ticket: of, wanted, more: false }) = told else {
+    let SourceReport::Late(Late { ticket: of, requested: wanted, more: false }) = told else {
         panic!("it is all")
     };
     assert_eq!(of, ticket);

@@ -11,7 +11,7 @@ use directory::HostName;
 use identity::{Closer, Connection, Reader, Security, Writer};
 use page::{Buffer, Decoder, Encoding, PAGE_BYTES};
 use transport::{Endpoint, connect};
-use wire::{HasHeader, Kind, Wants, WireError};
+use wire::{ContentRequest, HasHeader, Kind, WireError};
 
 use super::line::{Line, State};
 use super::{Mate, Rack};
@@ -82,7 +82,7 @@ fn run(
     exchange: &Weak<Exchange>,
     mate: &Mate,
     security: &Security,
-    wanted: &Receiver<Wants>,
+    wanted: &Receiver<ContentRequest>,
 ) {
     let mut ends = Ends { line: Weak::clone(line), closer: None };
     let way = Endpoint { local: None, remote: mate.address };
@@ -103,7 +103,7 @@ fn carry(
     line: &Weak<Line>,
     exchange: &Weak<Exchange>,
     connection: Connection,
-    wanted: &Receiver<Wants>,
+    wanted: &Receiver<ContentRequest>,
 ) {
     let closer = connection.closer();
     let (reader, mut writer) = connection.into_halves();
@@ -129,7 +129,7 @@ fn carry(
 }
 
 /// Writes requests until there have been none for a while.
-fn ask(writer: &mut Writer, line: &Weak<Line>, wanted: &Receiver<Wants>) {
+fn ask(writer: &mut Writer, line: &Weak<Line>, wanted: &Receiver<ContentRequest>) {
     let mut out = Vec::new();
     loop {
         let first = match wanted.recv_timeout(IDLE) {
@@ -282,7 +282,7 @@ mod tests {
         let (mate, taking) = mate();
         let (wants, wanted) = unbounded();
         let domain = Domain("a".repeat(65));
-        wants.send(Wants { domain, names: vec![Name([1; NAME_BYTES])] }).unwrap();
+        wants.send(ContentRequest { domain, names: vec![Name([1; NAME_BYTES])] }).unwrap();
         let line = Arc::new(Line::new(1, wants, State::Usable));
         let exchange = Exchange::start(1 << 10, None).unwrap();
         let (its, of) = (Arc::downgrade(&line), Arc::downgrade(&exchange));

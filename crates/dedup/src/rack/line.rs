@@ -7,7 +7,7 @@ use content::{Domain, Name};
 use crossbeam_channel::Sender;
 use directory::HostName;
 use parking_lot::Mutex;
-use wire::Wants;
+use wire::ContentRequest;
 
 use super::Rack;
 use crate::destination::CLAIM_MAX;
@@ -16,7 +16,7 @@ use crate::destination::CLAIM_MAX;
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) number: u64,
-    wants: Sender<Wants>,
+    wants: Sender<ContentRequest>,
     /// When content last arrived.
     pub(super) received_at: Mutex<Instant>,
     pub(super) state: Mutex<State>,
@@ -35,7 +35,7 @@ pub(super) enum State {
 }
 
 impl Line {
-    pub(super) fn new(number: u64, wants: Sender<Wants>, state: State) -> Self {
+    pub(super) fn new(number: u64, wants: Sender<ContentRequest>, state: State) -> Self {
         Self { number, wants, received_at: Mutex::new(Instant::now()), state: Mutex::new(state) }
     }
 
@@ -60,7 +60,7 @@ impl Rack {
         let line = self.lines.lock().get(host).map(Arc::clone);
         if let Some(line) = line.filter(|line| line.number == number) {
             // An error means that it has ended.
-            let _ = line.wants.send(Wants { domain: domain.clone(), names });
+            let _ = line.wants.send(ContentRequest { domain: domain.clone(), names });
         }
     }
 

@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
 use identity::{Connection, Writer};
 use page::{BATCH_PAGES, Borrowed, Buffer, Encoder, Encoding, PAGE_BYTES, Reserve};
 use transport::Overflow;
-use wire::{HasHeader, Wants, WireError};
+use wire::{ContentRequest, HasHeader, WireError};
 
 use super::effort::Alone;
 use super::remote_waiter::{Come, RemoteWaiter};
@@ -61,7 +61,7 @@ pub fn serve(
         drop(asked);
         answering.end(&in_flight);
     })?;
-    let mut head = [0; Wants::HEAD_BYTES];
+    let mut head = [0; ContentRequest::HEAD_BYTES];
     let mut rest = Vec::new();
     let outcome = loop {
         match read_one(&mut reader, &mut head, &mut rest) {
@@ -84,16 +84,16 @@ pub fn serve(
 /// The next request. None at the end.
 fn read_one(
     reader: &mut impl Read,
-    head: &mut [u8; Wants::HEAD_BYTES],
+    head: &mut [u8; ContentRequest::HEAD_BYTES],
     rest: &mut Vec<u8>,
-) -> Result<Option<Wants>, WireError> {
+) -> Result<Option<ContentRequest>, WireError> {
     match reader.read(&mut head[..1])? {
         0 => return Ok(None),
         _ => reader.read_exact(&mut head[1..])?,
     }
-    rest.resize(Wants::rest_bytes(head)?, 0);
+    rest.resize(ContentRequest::rest_bytes(head)?, 0);
     reader.read_exact(rest)?;
-    Wants::parse(head, rest).map(Some)
+    ContentRequest::parse(head, rest).map(Some)
 }
 
 /// Answers one peer.
@@ -123,7 +123,11 @@ struct Work {
 }
 
 impl Answering {
-    fn all(&mut self, asked: &Receiver<Wants>, in_flight: &Receiver<Come>) -> io::Result<()> {
+    fn all(
+        &mut self,
+        asked: &Receiver<ContentRequest>,
+        in_flight: &Receiver<Come>,
+    ) -> io::Result<()> {
         loop {
             select! {
                 recv(asked) -> wants => {

@@ -214,7 +214,7 @@ impl Stage {
     /// rest.
     fn answered(&self, query: Query, answer: Answer) -> Result<(), Nonsense> {
         let Query { mut batch, ticket } = query;
-        let Answer { wanted, later, .. } = answer;
+        let Answer { requested: wanted, later, .. } = answer;
         let placed = placed(batch.bodies().len(), answer)?;
         let body_bytes = (batch.bodies().len() * PAGE_BYTES) as u64;
         let fill_bytes = batch.guest_bytes() - body_bytes;
@@ -240,7 +240,7 @@ impl Stage {
     /// The same of pages whose bodies are not kept.
     fn answered_light(&self, query: LightQuery, answer: Answer) -> Result<(), Nonsense> {
         let LightQuery { reread, ticket } = query;
-        let Answer { wanted, later, .. } = answer;
+        let Answer { requested: wanted, later, .. } = answer;
         let placed = placed(reread.pages.len(), answer)?;
         let found_bytes = reread.chosen(placed).bytes();
         let requested = (!wanted.is_empty()).then(|| Errand(Kind::Reread(reread.chosen(wanted))));
@@ -286,7 +286,8 @@ impl Stage {
 }
 
 /// Which of so many pages are placed, by an answer.
-fn placed(pages: usize, Answer { wanted, later, .. }: Answer) -> Result<PageSet, Nonsense> {
+fn placed(pages: usize, answer: Answer) -> Result<PageSet, Nonsense> {
+    let Answer { requested: wanted, later, .. } = answer;
     let (all, others) = (PageSet::all(pages), wanted | later);
     if !others.without(all).is_empty() || !(wanted & later).is_empty() {
         return Err(Nonsense);
@@ -344,7 +345,7 @@ pub(super) mod tests {
 
     fn answer(wanted: u128, later: u128) -> Answer {
         let [wanted, later] = [wanted, later].map(PageSet::from_bits);
-        Answer { placed: 1, wanted, later }
+        Answer { placed: 1, requested: wanted, later }
     }
 
     fn batch(pool: &Arc<Pool>) -> Batch {

@@ -183,8 +183,8 @@ impl<S: Stopping> Flow<S> {
             ToSource::Placement { mapped, inline } => self.note_placement(&mapped, &inline),
             ToSource::Late { batches } => {
                 if let Some(stage) = &self.stage {
-                    for Late { ticket, wanted, more } in batches {
-                        stage.late(ticket, wanted, more);
+                    for Late { ticket, requested, more } in batches {
+                        stage.late(ticket, requested, more);
                     }
                 }
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use api::GangOptions;
 use crossbeam_channel::{Sender, bounded};
 use parking_lot::Mutex;
-use wire::gang::{Census, Want};
+use wire::gang::{Census, VmNeeds};
 
 use super::*;
 use crate::gangs::limit_order::Answered;
@@ -56,7 +56,7 @@ impl Reach for Source {
             used_bytes: 1,
             needed_bytes: 1,
             vcpus: 1,
-            want: Want::default(),
+            needs: VmNeeds::default(),
             share_domain: String::new(),
             loses_writes: false,
             program_replaced: false,

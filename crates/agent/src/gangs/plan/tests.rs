@@ -82,11 +82,11 @@ impl Cluster for Stage {
         self.said.get(host).cloned().ok_or_else(|| "nobody is there".to_owned())
     }
 
-    fn able(&self, host: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String> {
+    fn able(&self, host: &str, needs: Vec<VmNeeds>) -> Result<Vec<Option<String>>, String> {
         if self.sick.iter().any(|name| name == host) {
             return Err("its disk hangs".to_owned());
         }
-        Ok(vec![self.unfit.get(host).cloned(); wants.len()])
+        Ok(vec![self.unfit.get(host).cloned(); needs.len()])
     }
 
     fn contents(&self, _host: &str, vms: &[Counted], one_in: u32) -> Vec<Result<Content, String>> {
@@ -110,7 +110,7 @@ fn vm(name: &str, gib: u64) -> Counted {
         used_bytes: gib * GIB / 2,
         needed_bytes: gib * GIB,
         vcpus: 1,
-        want: Want::default(),
+        needs: VmNeeds::default(),
         share_domain: String::new(),
         loses_writes: false,
         program_replaced: false,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use policy::gang;
-use wire::gang::{Counted, WANTS_MAX, Want};
+use wire::gang::{Counted, NEEDS_MAX, VmNeeds};
 
 use super::shares::Leaving;
 use super::{Planner, evacuated, left_out};
@@ -23,10 +23,10 @@ impl Planner<'_> {
         targets: Vec<String>,
         named: bool,
     ) -> Result<(Vec<String>, UnfitByVm), Denied> {
-        let kinds: BTreeSet<&Want> = leaving.iter().map(|(_, vm)| &vm.want).collect();
-        let mut kinds: Vec<Want> = kinds.into_iter().cloned().collect();
+        let kinds: BTreeSet<&VmNeeds> = leaving.iter().map(|(_, vm)| &vm.needs).collect();
+        let mut kinds: Vec<VmNeeds> = kinds.into_iter().cloned().collect();
         // The others are checked when they arrive.
-        kinds.truncate(WANTS_MAX);
+        kinds.truncate(NEEDS_MAX);
         let cluster = self.cluster;
         let evacuated = self.left_out_as_evacuated(&targets, named);
         let answers = at_once(&targets, |target| cluster.able(target, kinds.clone()));
@@ -41,7 +41,7 @@ impl Planner<'_> {
                 Err(why) => return Err(silent(&target, &why)),
             };
             for (from, vm) in leaving {
-                let kind = kinds.iter().position(|kind| *kind == vm.want);
+                let kind = kinds.iter().position(|kind| *kind == vm.needs);
                 let mut why = kind.and_then(|kind| answer.get(kind)?.clone());
                 if let Ok(census) = self.census(&target)
                     && census.vms.iter().any(|other| has_its_name(other, from, vm))

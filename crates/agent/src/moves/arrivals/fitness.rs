@@ -15,7 +15,7 @@ use qemu::programs::Programs;
 use qemu::room::{HostMemory, Needs, NoRoom, host_memory};
 use qemu::shape::{Shape, missing_features};
 use wire::Prepare;
-use wire::gang::Want;
+use wire::gang::VmNeeds;
 
 use crate::denied::Denied;
 use crate::examiner::sight;
@@ -120,19 +120,19 @@ pub(super) fn has_room(
 }
 
 /// Checks that this host can run a VM, apart from its ordinary memory.
-pub(crate) fn able(want: &Want, probes: &Probes) -> Result<(), Denied> {
-    if want.accelerator == "kvm" {
+pub(crate) fn able(needs: &VmNeeds, probes: &Probes) -> Result<(), Denied> {
+    if needs.accelerator == "kvm" {
         has_kvm(&sight::kvm(probes.programs().user()))?;
     }
-    let known = probes.of(&want.program, Path::new("/"), &want.accelerator);
+    let known = probes.of(&needs.program, Path::new("/"), &needs.accelerator);
     let known = known.map_err(|error| Denied::Qemu(error.to_string()))?;
     // Empty if its QEMU did not say.
-    if !want.machine.is_empty() {
-        let Want { program, machine, cpu, .. } = want;
+    if !needs.machine.is_empty() {
+        let VmNeeds { program, machine, cpu, .. } = needs;
         let verdict = Verdict { program, known: &known, machine, cpu: cpu.as_deref() };
         verdict.check().map_err(|unfit| Denied::Conflict(unfit.to_string()))?;
     }
-    let needs = Needs { pages_bytes: 0, huge_bytes: want.huge_bytes.iter().copied().collect() };
+    let needs = Needs { pages_bytes: 0, huge_bytes: needs.huge_bytes.iter().copied().collect() };
     needs.fit(&host_memory(), true).map_err(|no_room| Denied::Local(no_room.to_string()))
 }
 
