@@ -42,7 +42,7 @@ pub use device::Device;
 pub use fault::Fault;
 pub use greeting::{Clears, Greeting};
 pub use listener::{Limits, Listener, State};
-pub use map::{CacheMap, Place};
+pub use map::{CacheMap, DiskSector};
 pub use query::{AnswerKind, Budget, Query, QueryFinder};
 pub use run::Run;
 pub use summary::{End, LeftOut, Reason, Summary};

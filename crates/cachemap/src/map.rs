@@ -4,7 +4,7 @@ use crate::{Device, PAGE_SECTORS, Run, Summary};
 
 /// Where on a disk a page's content should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct DiskSector {
     /// The disk, by its index in [`CacheMap::devices`].
     pub device: u16,
     /// Its first sector, of 512 bytes.
@@ -78,11 +78,11 @@ impl CacheMap {
 
     /// Where a page should be on disk.
     #[must_use]
-    pub fn find(&self, page: u64) -> Option<Place> {
+    pub fn find(&self, page: u64) -> Option<DiskSector> {
         let after = self.runs.partition_point(|run| run.page <= page);
         let run = self.runs.get(after.checked_sub(1)?).filter(|run| page < run.end_page())?;
         let sector = run.sector + (page - run.page) * PAGE_SECTORS;
-        Some(Place { device: run.device, sector })
+        Some(DiskSector { device: run.device, sector })
     }
 }
 
@@ -99,7 +99,7 @@ mod tests {
         let map = CacheMap::new(Vec::new(), runs, Summary::default());
         assert_eq!(map.runs(), [run(10, 80, 6, 0), run(20, 800, 2, 1)]);
         assert_eq!((map.pages(), map.overlapping()), (8, 0));
-        let place = |device, sector| Some(Place { device, sector });
+        let place = |device, sector| Some(DiskSector { device, sector });
         assert_eq!(map.find(10), place(0, 80));
         assert_eq!(map.find(15), place(0, 120));
         assert_eq!(map.find(21), place(1, 808));
@@ -120,10 +120,10 @@ mod tests {
             let told: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
             let map = CacheMap::new(Vec::new(), runs.clone(), Summary::default());
             for page in 0..100 {
-                let places: Vec<Place> = runs
+                let places: Vec<DiskSector> = runs
                     .iter()
                     .filter(|run| (run.page..run.end_page()).contains(&page))
-                    .map(|run| Place {
+                    .map(|run| DiskSector {
                         device: run.device,
                         sector: run.sector + (page - run.page) * PAGE_SECTORS,
                     })

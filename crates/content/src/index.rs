@@ -26,7 +26,7 @@ use std::thread;
 use page::{BATCH_PAGES, PAGE_BYTES, Reserve};
 
 use self::members::{Living, Numbers, Seats};
-use self::table::{Hint, Place, Table};
+use self::table::{Hint, MemberPage, Table};
 use crate::earlier_names::EARLIER_NAMES_BYTES_MAX;
 use crate::fingerprint::FingerprintKey;
 use crate::{EarlierNames, Key, Name, Sample};
@@ -176,7 +176,7 @@ impl Index {
         for (page, name) in named {
             let hint = Hint::of(name);
             let Some((page, before)) = seat.replace(*page, Some(hint)) else { continue };
-            let place = Place { member: seat.number, page };
+            let place = MemberPage { member: seat.number, page };
             if let Some(before) = before.filter(|before| *before != hint) {
                 self.table.take(before, place);
             }
@@ -190,7 +190,7 @@ impl Index {
     /// Notes that the page has no content that is worth a name.
     pub(crate) fn forget(&self, seat: &Seat, page: u64) {
         let Some((page, Some(before))) = seat.replace(page, None) else { return };
-        self.table.take(before, Place { member: seat.number, page });
+        self.table.take(before, MemberPage { member: seat.number, page });
     }
 
     fn find_batch(&self, names: &[Name], key: &Key, into: &mut [u8], found: &mut [bool]) {
@@ -201,8 +201,8 @@ impl Index {
         let mut at = 0;
         while at < names.len() {
             // Adjacent names of one member are one read.
-            let member = |place: &Option<Place>| place.map(|place| place.member);
-            let same = |place: &&Option<Place>| member(place) == member(&places[at]);
+            let member = |place: &Option<MemberPage>| place.map(|place| place.member);
+            let same = |place: &&Option<MemberPage>| member(place) == member(&places[at]);
             let run = at..at + places[at..names.len()].iter().take_while(same).count();
             let bytes = run.start * PAGE_BYTES..run.end * PAGE_BYTES;
             at = run.end;
@@ -215,12 +215,12 @@ impl Index {
     fn find_run(
         &self,
         names: &[Name],
-        places: &[Option<Place>],
+        places: &[Option<MemberPage>],
         key: &Key,
         into: &mut [u8],
         found: &mut [bool],
     ) {
-        let Some(Some(Place { member, .. })) = places.first() else { return };
+        let Some(Some(MemberPage { member, .. })) = places.first() else { return };
         let read = self.seats.of(*member).filter(|seat| seat.key == *key).map_or(0, |seat| {
             let mut pages = [0; BATCH_PAGES];
             for (page, place) in pages.iter_mut().zip(places.iter().flatten()) {
@@ -253,7 +253,7 @@ impl Index {
 
     /// Whether `copy`, made of `place`, has this name. A wrong entry is removed, unless it is
     /// right for another name with the same hint.
-    fn is_right(&self, name: &Name, place: Place, key: &Key, copy: &[u8]) -> bool {
+    fn is_right(&self, name: &Name, place: MemberPage, key: &Key, copy: &[u8]) -> bool {
         let copied = key.name(copy);
         if copied == *name {
             return true;

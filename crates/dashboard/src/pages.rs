@@ -19,7 +19,7 @@ pub(super) use forms::move_form;
 
 /// The page that navigation marks as current.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum NavItem {
     Overview,
     Vms,
     Evacuate,
@@ -27,16 +27,16 @@ enum Place {
     Elsewhere,
 }
 
-const PLACES: [(Place, &str, &str); 4] = [
-    (Place::Overview, "./", "Overview"),
-    (Place::Vms, "vms", "VMs"),
-    (Place::Evacuate, "evacuate", "Evacuate a host"),
-    (Place::History, "history", "History"),
+const NAV_ITEMS: [(NavItem, &str, &str); 4] = [
+    (NavItem::Overview, "./", "Overview"),
+    (NavItem::Vms, "vms", "VMs"),
+    (NavItem::Evacuate, "evacuate", "Evacuate a host"),
+    (NavItem::History, "history", "History"),
 ];
 
 struct Page<'p> {
     title: &'p str,
-    place: Place,
+    place: NavItem,
     /// Seconds between refreshes; none for pages with a form to fill in.
     every_s: Option<u32>,
     body: Markup,
@@ -65,7 +65,7 @@ impl Page<'_> {
                         a.brand href="./" { "Droveway" }
                         nav aria-label="Pages" {
                             ul {
-                                @for (place, href, name) in PLACES {
+                                @for (place, href, name) in NAV_ITEMS {
                                     @let current = (place == self.place).then_some("page");
                                     li { a href=(href) aria-current=[current] { (name) } }
                                 }
@@ -92,7 +92,7 @@ pub(super) fn problem(text: &str) -> Markup {
         p.alert role="alert" { (text) }
         p { a href="./" { "Back to the overview" } }
     };
-    Page { title: "Problem", place: Place::Elsewhere, every_s: None, body }.render()
+    Page { title: "Problem", place: NavItem::Elsewhere, every_s: None, body }.render()
 }
 
 /// Leads on to the first page.
@@ -163,7 +163,7 @@ pub(super) fn overview(known: &Known, gate: &Gate) -> Markup {
             p { a href="history" { "All of the history" } }
         }
     };
-    Page { title: "Overview", place: Place::Overview, every_s: Some(1), body }.render()
+    Page { title: "Overview", place: NavItem::Overview, every_s: Some(1), body }.render()
 }
 
 /// Rows of history on the first page.
@@ -216,7 +216,7 @@ pub(super) fn vms(known: &Known, gate: &Gate, words: &str) -> Markup {
             (tables::vms(known.vms(), words, gate.is_read_only(), "All VMs"))
         }
     };
-    Page { title: "VMs", place: Place::Vms, every_s: Some(5), body }.render()
+    Page { title: "VMs", place: NavItem::Vms, every_s: Some(5), body }.render()
 }
 
 pub(super) fn host(known: &Known, name: &str, state: &HostState, gate: &Gate) -> Markup {
@@ -233,7 +233,7 @@ pub(super) fn host(known: &Known, name: &str, state: &HostState, gate: &Gate) ->
             (tables::vms(vms, "", gate.is_read_only(), &format!("VMs on {name}")))
         }
     };
-    Page { title: name, place: Place::Elsewhere, every_s: Some(2), body }.render()
+    Page { title: name, place: NavItem::Elsewhere, every_s: Some(2), body }.render()
 }
 
 pub(super) fn history(known: &Known, words: &str) -> Markup {
@@ -252,7 +252,7 @@ pub(super) fn history(known: &Known, words: &str) -> Markup {
             (tables::history(&all, usize::MAX, "Migrations, the latest first"))
         }
     };
-    Page { title: "History", place: Place::History, every_s: Some(5), body }.render()
+    Page { title: "History", place: NavItem::History, every_s: Some(5), body }.render()
 }
 
 /// A filter that acts while typing with the script, and on Enter without it.

@@ -36,6 +36,6 @@ pub use kept::{Known, WatchError};
 pub use outbox::Outbox;
 pub use page_placer::PagePlacer;
 pub use recipient::NAMED_BYTES_MAX;
-pub(crate) use recipient::{Place, Recipient};
+pub(crate) use recipient::{AwaitedPage, Recipient};
 pub use resolve::{Arriving, Resolving};
 pub use sharing::Sharing;

@@ -16,7 +16,7 @@ use content::{Domain, Key, Name};
 use page::PAGE_BYTES;
 use parking_lot::Mutex;
 use storage::{Consumer, Failure, Item, Opened, Pages, Progress, Reader, Settings};
-use wire::DiskPlace;
+use wire::DiskLocation;
 
 use crate::destination::{Exchange, Provider};
 use names::Names;
@@ -155,7 +155,7 @@ impl DiskReaders {
     }
 
     /// Whether the place's disk is read.
-    pub(crate) fn has(&self, place: DiskPlace) -> bool {
+    pub(crate) fn has(&self, place: DiskLocation) -> bool {
         self.disk(place.disk).is_some()
     }
 
@@ -164,14 +164,14 @@ impl DiskReaders {
     }
 
     /// Queues pages to be read from disks.
-    pub(crate) fn want(&self, wanted: &mut [(DiskPlace, Name)]) {
+    pub(crate) fn want(&self, wanted: &mut [(DiskLocation, Name)]) {
         wanted.sort_unstable_by_key(|(place, _)| (place.disk, place.sector));
         for run in wanted.chunk_by(|(one, _), (next, _)| one.disk == next.disk) {
             let Some(disk) = run.first().and_then(|(place, _)| self.disk(place.disk)) else {
                 continue;
             };
             let mut names = disk.taking.names.lock();
-            let item = |(place, name): &(DiskPlace, Name)| Item {
+            let item = |(place, name): &(DiskLocation, Name)| Item {
                 token: names.add(*name),
                 offset: place.sector.saturating_mul(SECTOR_BYTES),
             };
@@ -299,7 +299,7 @@ mod tests {
         let settings = Settings { in_flight: 1, ..Settings::default() };
         let readers = DiskReaders::new(1, &exchange, Disks { opened, settings });
         let wanted = |nth: u8| {
-            let place = DiskPlace { disk: 0, sector: u64::from(nth) * 80 };
+            let place = DiskLocation { disk: 0, sector: u64::from(nth) * 80 };
             (place, Name([nth; NAME_BYTES]))
         };
         readers.want(&mut [0, 1, 2].map(wanted));

@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use wire::{Frame, Inquiry, Kind, Reply, read_frame, read_message};
 
 use crate::host::{Host, Local};
-use connections::{Connections, Place};
+use connections::{ConnectionSlot, Connections};
 use greeting::{PREAMBLE_MAX, TurnedAway, check_name, check_user, greet, turn_away};
 pub use same_host::SameHost;
 use shared::Shared;
@@ -175,7 +175,7 @@ fn serve_one(
     shared: &Arc<Shared>,
     stream: TcpStream,
     number: u64,
-    place: &mut Place,
+    place: &mut ConnectionSlot,
 ) -> Result<(), TurnedAway> {
     transport::tune(&stream)?;
     check_user(&shared.local.security, &stream)?;
@@ -191,7 +191,7 @@ fn serve_connection(
     shared: &Shared,
     mut connection: Connection,
     number: u64,
-    place: &mut Place,
+    place: &mut ConnectionSlot,
 ) -> Result<(), TurnedAway> {
     let (kind, version) = greet(&mut connection)?;
     // An order has an answer of its own. A message about a switchover is always read: the VM may

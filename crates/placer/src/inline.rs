@@ -8,21 +8,21 @@ use page::{Fill, PAGE_BYTES, PageIndex};
 use stream::PartSection;
 
 use crate::feeder::{FILLS_MAX, FeederHandle};
-use crate::place::{Counts, Noting, Place, Placed};
+use crate::place::{Counts, Noting, PageTarget, Placed};
 
 /// Names were checked when the placer was made.
 const NAME_FITS: &str = "a block's name has at most 255 bytes";
 
 /// Pages of one epoch for a block that is not mapped.
 pub(crate) struct Inline<'p> {
-    pub(crate) place: Place<'p>,
+    pub(crate) place: PageTarget<'p>,
     pub(crate) feeder: &'p FeederHandle,
 }
 
 impl Inline<'_> {
     /// Bodies that are in memory.
     pub(crate) fn place_bodies(&self, pages: &[PageIndex], bytes: &[u8]) -> Placed {
-        let Place { block, gate, epoch, .. } = self.place;
+        let PageTarget { block, gate, epoch, .. } = self.place;
         let span = block.span_of_pages(pages)?;
         let fingerprints = self.place.fingerprints(bytes);
         let mut counts = Counts::default();
@@ -51,7 +51,7 @@ impl Inline<'_> {
 
     /// Runs of one byte, in as many chunks as they need, one after the other.
     pub(crate) fn place_fills(&self, fills: &[Fill]) -> Placed {
-        let Place { block, gate, .. } = self.place;
+        let PageTarget { block, gate, .. } = self.place;
         let span = block.span_of_fills(fills)?;
         let mut counts = Counts::default();
         let mut pages = fills.iter().flat_map(|fill| {

@@ -6,21 +6,21 @@ use page::{BATCH_PAGES, Buffer, Deltas, Fill, PAGE_BYTES, PageIndex, is_zero};
 use ram::{Mapping, Piece, RamError};
 
 use crate::PlaceError;
-use crate::place::{Counts, Fingerprints, Place, Placed};
+use crate::place::{Counts, Fingerprints, PageTarget, Placed};
 
 /// Pages that are read at a time where they may have to be zeroed.
 const ZEROED_AT_ONCE: u32 = 16;
 
 /// Pages of one epoch for a block that is mapped.
 pub(crate) struct Mapped<'p> {
-    pub(crate) place: Place<'p>,
+    pub(crate) place: PageTarget<'p>,
     pub(crate) mapping: &'p Mapping,
 }
 
 impl Mapped<'_> {
     /// Bodies that are in memory.
     pub(crate) fn place_bodies(&self, pages: &[PageIndex], bytes: &[u8]) -> Placed {
-        let Place { block, gate, .. } = self.place;
+        let PageTarget { block, gate, .. } = self.place;
         let span = block.span_of_pages(pages)?;
         let fingerprints = self.place.fingerprints(bytes);
         let _guard = block.lock.lock(span);
@@ -41,7 +41,7 @@ impl Mapped<'_> {
         deltas: Deltas<'_>,
         bodies: &mut Buffer,
     ) -> Placed {
-        let Place { block, gate, .. } = self.place;
+        let PageTarget { block, gate, .. } = self.place;
         let span = block.span_of_pages(pages)?;
         if deltas.iter().len() != pages.len() {
             let (bytes, pages) = (deltas.iter().len() * PAGE_BYTES, pages.len());
@@ -72,7 +72,7 @@ impl Mapped<'_> {
         deltas: Deltas<'_>,
         pieces: &mut [Piece],
     ) -> Result<u64, PlaceError> {
-        let Place { block, epoch, .. } = self.place;
+        let PageTarget { block, epoch, .. } = self.place;
         let mut stale = 0;
         for ((piece, &page), delta) in pieces.iter_mut().zip(pages).zip(deltas.iter()) {
             let here = block.versions.of(page);
@@ -127,7 +127,7 @@ impl Mapped<'_> {
 
     /// Runs of one byte.
     pub(crate) fn place_fills(&self, fills: &[Fill]) -> Placed {
-        let Place { block, gate, .. } = self.place;
+        let PageTarget { block, gate, .. } = self.place;
         let span = block.span_of_fills(fills)?;
         let mut counts = Counts::default();
         let _guard = block.lock.lock(span);

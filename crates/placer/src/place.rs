@@ -43,7 +43,7 @@ impl Gate {
 
 /// Where pages of one epoch go, all delivered in the same way.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'p> {
+pub(crate) struct PageTarget<'p> {
     pub(crate) block: &'p Block,
     pub(crate) gate: &'p Gate,
     pub(crate) epoch: Epoch,
@@ -54,7 +54,7 @@ pub(crate) struct Place<'p> {
 /// The fingerprints of a batch's bodies.
 pub(crate) type Fingerprints = [Fingerprint; BATCH_PAGES];
 
-impl Place<'_> {
+impl PageTarget<'_> {
     /// The bodies' fingerprints, to be computed before anything is locked. They are computed from
     /// the last page to the first: the bytes received last are still in the processor's cache,
     /// and the copy into RAM, which starts with the first, finds that page there.
@@ -81,7 +81,7 @@ impl Place<'_> {
     }
 }
 
-impl<'p> Place<'p> {
+impl<'p> PageTarget<'p> {
     /// For notes of pages one by one. It must be dropped before their range is unlocked.
     pub(crate) fn noting(&self) -> Noting<'p> {
         Noting {

@@ -10,7 +10,7 @@ use page::{BlockId, Buffer, Deltas, Epoch, Fill, PAGE_BYTES, PageIndex};
 use crate::block::{Block, BlockPlan, Placement};
 use crate::inline::Inline;
 use crate::mapped::Mapped;
-use crate::place::{Counts, Gate, Place};
+use crate::place::{Counts, Gate, PageTarget};
 use crate::{FeederHandle, PlaceError};
 
 /// Inline RAM may be overcommitted several times over, but not without a limit: the placer's own
@@ -187,10 +187,10 @@ impl Placer {
         number: BlockId,
         epoch: Epoch,
         delivery: Delivery,
-    ) -> Result<Place<'_>, PlaceError> {
+    ) -> Result<PageTarget<'_>, PlaceError> {
         let block = self.block(number)?;
         let ledger = self.ledger.as_ref().and_then(|ledger| ledger.block(number));
-        Ok(Place { block, gate: &self.gate, epoch, delivery, ledger })
+        Ok(PageTarget { block, gate: &self.gate, epoch, delivery, ledger })
     }
 
     fn block(&self, block: BlockId) -> Result<&Block, PlaceError> {

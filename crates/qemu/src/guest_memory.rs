@@ -22,7 +22,7 @@ const MAPPED: &str = " KVM";
 
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BlockOffset {
     /// The block's index among those that were given.
     pub block: usize,
     /// The page's first byte in it.
@@ -51,7 +51,7 @@ pub struct PcMemory {
 struct Range {
     first_page: u64,
     end_page: u64,
-    place: Place,
+    place: BlockOffset,
 }
 
 /// A line about RAM.
@@ -126,12 +126,12 @@ impl GuestMemory {
     /// Where a page is, and how many of `pages` from it on are contiguous there; `None` if it is in
     /// no block.
     #[must_use]
-    pub fn lookup_run(&self, page: u64, pages: u64) -> Option<(Place, u64)> {
+    pub fn lookup_run(&self, page: u64, pages: u64) -> Option<(BlockOffset, u64)> {
         let after = self.ranges.partition_point(|range| range.first_page <= page);
         let range = self.ranges.get(after.checked_sub(1)?)?;
         let left = range.end_page.checked_sub(page).filter(|left| *left > 0)?;
         let into = (page - range.first_page) * PAGE_BYTES;
-        let place = Place { offset: range.place.offset + into, ..range.place };
+        let place = BlockOffset { offset: range.place.offset + into, ..range.place };
         Some((place, left.min(pages)))
     }
 
@@ -156,7 +156,7 @@ impl Range {
         let end_page = piece.address.checked_add(piece.bytes)? / PAGE_BYTES;
         let offset = piece.offset + (first_page * PAGE_BYTES - piece.address);
         let is_whole = first_page < end_page && offset.is_multiple_of(PAGE_BYTES);
-        is_whole.then_some(Self { first_page, end_page, place: Place { block, offset } })
+        is_whole.then_some(Self { first_page, end_page, place: BlockOffset { block, offset } })
     }
 }
 

@@ -6,7 +6,7 @@
 //! the file that was checked is the one that is executed, without holding it open.
 //! It runs as QEMU's user.
 
-mod place;
+mod pattern;
 mod trust;
 
 use std::env;
@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 
 use host::rights::User;
 
-use place::Place;
+use pattern::Pattern;
 use trust::Trust;
 
-pub use place::PlaceError;
+pub use pattern::PatternError;
 
 /// Where distributions install QEMU, and where builds from source do.
 pub const USUAL: [&str; 6] = [
@@ -67,28 +67,28 @@ pub enum NotAllowed {
 /// The programs that are started for other hosts, and the user that they run as.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    places: Vec<Place>,
+    patterns: Vec<Pattern>,
     trust: Trust,
     user: Option<User>,
 }
 
 impl Programs {
-    /// Those at `places`, to run as `user`; `None` is the agent's own.
+    /// Those at `patterns`, to run as `user`; `None` is the agent's own.
     ///
     /// # Errors
-    /// If a place is not valid.
-    pub fn new<S: AsRef<str>>(places: &[S], user: Option<User>) -> Result<Self, PlaceError> {
-        let places = places.iter().map(|place| Place::parse(place.as_ref()));
-        Ok(Self { places: places.collect::<Result<_, _>>()?, trust: Trust::here(), user })
+    /// If a pattern is not valid.
+    pub fn new<S: AsRef<str>>(patterns: &[S], user: Option<User>) -> Result<Self, PatternError> {
+        let patterns = patterns.iter().map(|pattern| Pattern::parse(pattern.as_ref()));
+        Ok(Self { patterns: patterns.collect::<Result<_, _>>()?, trust: Trust::here(), user })
     }
 
-    /// Those at the usual places.
+    /// Those at the usual patterns.
     ///
     /// # Panics
-    /// Never: the usual places are valid.
+    /// Never: the usual patterns are valid.
     #[must_use]
     pub fn usual(user: Option<User>) -> Self {
-        Self::new(&USUAL, user).expect("a place is an absolute path")
+        Self::new(&USUAL, user).expect("a pattern is an absolute path")
     }
 
     /// For tests: the directories above `dir` are not checked.
@@ -105,7 +105,7 @@ impl Programs {
 
     /// The file to execute for `program`, which a peer named. With a `/` it is a
     /// path, relative to `cwd`; otherwise a name that is looked for in PATH, and then
-    /// in the places of the list.
+    /// in the patterns of the list.
     ///
     /// # Errors
     /// If it may not be started.
@@ -116,7 +116,7 @@ impl Programs {
         let path = cwd.join(program);
         let Ok(real) = path.canonicalize() else {
             // A peer must not learn of any other path whether there is a file.
-            let listed = self.places.iter().any(|place| place.holds(&path));
+            let listed = self.patterns.iter().any(|pattern| pattern.holds(&path));
             return Err(if listed { missing(program) } else { self.unlisted(program) });
         };
         let mut why = None;
@@ -145,8 +145,8 @@ impl Programs {
     }
 
     fn by_name(&self, name: &str) -> Result<PathBuf, NotAllowed> {
-        let in_path = path_dirs().map(|dir| dir.join(name));
-        let in_path = in_path.filter(|path| self.places.iter().any(|place| place.holds(path)));
+        let is_listed = |path: &PathBuf| self.patterns.iter().any(|pattern| pattern.holds(path));
+        let in_path = path_dirs().map(|dir| dir.join(name)).filter(is_listed);
         let listed = self.listed_like(Path::new(name)).collect::<Vec<_>>();
         if listed.is_empty() {
             return Err(self.unlisted(name));
@@ -177,14 +177,14 @@ impl Programs {
         Err(why.unwrap_or_else(|| missing(name)))
     }
 
-    /// The paths in the list's places that a file of this name would have.
+    /// The paths in the list's patterns that a file of this name would have.
     fn listed_like(&self, path: &Path) -> impl Iterator<Item = PathBuf> {
         let name = path.file_name().unwrap_or_default().to_owned();
-        self.places.iter().filter_map(move |place| place.named(&name))
+        self.patterns.iter().filter_map(move |pattern| pattern.named(&name))
     }
 
     fn unlisted(&self, program: &str) -> NotAllowed {
-        let listed: Vec<String> = self.places.iter().map(ToString::to_string).collect();
+        let listed: Vec<String> = self.patterns.iter().map(ToString::to_string).collect();
         NotAllowed::Unlisted { program: shown(program), listed: listed.join(", ") }
     }
 }
@@ -233,7 +233,7 @@ mod tests {
     }
 
     /// `bin/qemu-a` and `bin/qemu-b`, which are listed, and programs that are not.
-    fn place() -> (tempfile::TempDir, PathBuf, Programs) {
+    fn pattern() -> (tempfile::TempDir, PathBuf, Programs) {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         for path in ["bin/qemu-a", "bin/qemu-b", "bin/other", "home/qemu-a"] {
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn only_what_is_listed_is_found() {
-        let (_dir, root, programs) = place();
+        let (_dir, root, programs) = pattern();
         let found = root.join("bin/qemu-a");
         assert_eq!(told(&programs, &found), Ok(found.clone()));
         assert_eq!(programs.find("./qemu-a", &root.join("bin")), Ok(found.clone()));
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn links_lead_to_what_is_listed_or_nowhere() {
-        let (_dir, root, programs) = place();
+        let (_dir, root, programs) = pattern();
         let link = |from: &str, to: &Path| {
             fs::create_dir_all(root.join(from).parent().unwrap()).unwrap();
             symlink(to, root.join(from)).unwrap();
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn programs_that_others_can_change_are_not_started() {
-        let (_dir, root, programs) = place();
+        let (_dir, root, programs) = pattern();
         let found = root.join("bin/qemu-a");
         for (path, bad, good) in [("bin/qemu-a", 0o757, 0o755), ("bin", 0o1777, 0o755)] {
             mode(&root.join(path), bad);

@@ -128,7 +128,7 @@ pub struct Progress {
 
 /// The position in the stream's grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Position {
     Start,
     Configuration,
     ConfigurationParts,
@@ -173,7 +173,7 @@ impl From<Unsplittable> for Halt {
 #[derive(Debug)]
 pub struct Splitter {
     stream: StreamKind,
-    place: Place,
+    place: Position,
     /// The head so far, as the destination receives it.
     head: Vec<u8>,
     /// The unmodified stream so far; kept only while it may have to be passed on whole.
@@ -208,7 +208,7 @@ impl Splitter {
     pub fn new(stream: StreamKind) -> Self {
         Self {
             stream,
-            place: Place::Start,
+            place: Position::Start,
             head: Vec::new(),
             whole: Vec::new(),
             head_sent: false,
@@ -267,7 +267,7 @@ impl Splitter {
     /// Whether RAM's last section has started: QEMU has stopped the VM.
     #[must_use]
     pub fn is_last_section(&self) -> bool {
-        matches!(self.place, Place::Pages { end: true })
+        matches!(self.place, Position::Pages { end: true })
     }
 
     /// The block list, complete from [`Step::Head`] on.
@@ -287,7 +287,10 @@ impl Splitter {
     /// # Errors
     /// [`StreamError`]: the migration can't continue, and nothing more may be pushed.
     pub fn push<S: Sink>(&mut self, input: &[u8], sink: &mut S) -> Result<Progress, StreamError> {
-        debug_assert!(self.place != Place::Over, "the rest of the stream is not for the splitter");
+        debug_assert!(
+            self.place != Position::Over,
+            "the rest of the stream is not for the splitter"
+        );
         let mut at = 0;
         let halt = loop {
             if let Err(halt) = self.advance(input, &mut at, sink) {
@@ -310,16 +313,19 @@ impl Splitter {
     /// [`StreamError::EndedEarly`] if RAM has not ended.
     pub fn finish(&self) -> Result<(), StreamError> {
         let place = match self.place {
-            Place::Over => return Ok(()),
-            Place::Start => "before its first record",
-            Place::Configuration | Place::ConfigurationParts => "in its configuration",
-            Place::Between if self.ram_section.is_none() => "before RAM's setup",
-            Place::RamSetup { .. } | Place::BlockList { .. } => "within RAM's setup",
-            Place::SetupFooter | Place::Between | Place::Footer | Place::EarlyFooter { .. } => {
+            Position::Over => return Ok(()),
+            Position::Start => "before its first record",
+            Position::Configuration | Position::ConfigurationParts => "in its configuration",
+            Position::Between if self.ram_section.is_none() => "before RAM's setup",
+            Position::RamSetup { .. } | Position::BlockList { .. } => "within RAM's setup",
+            Position::SetupFooter
+            | Position::Between
+            | Position::Footer
+            | Position::EarlyFooter { .. } => {
                 "between two RAM sections"
             }
-            Place::Pages { end: false } => "within a RAM section",
-            Place::Pages { end: true } => "within RAM's last section",
+            Position::Pages { end: false } => "within a RAM section",
+            Position::Pages { end: true } => "within RAM's last section",
         };
         Err(StreamError::EndedEarly { place })
     }
@@ -328,19 +334,19 @@ impl Splitter {
     fn advance<S: Sink>(&mut self, input: &[u8], at: &mut usize, sink: &mut S) -> Result<(), Halt> {
         let rest = input.get(*at..).unwrap_or_default();
         match self.place {
-            Place::Start => *at += self.start(rest)?,
-            Place::Configuration => *at += self.configuration(rest)?,
-            Place::ConfigurationParts => *at += self.configuration_part(rest)?,
-            Place::Between => *at += self.between(rest)?,
-            Place::RamSetup { lists } => self.ram_setup(rest, lists, at, sink)?,
-            Place::BlockList { bytes_left } => *at += self.block_list(rest, bytes_left)?,
-            Place::SetupFooter => *at += self.setup_footer(rest)?,
-            Place::Pages { end } => self.pages(input, end, at, sink)?,
-            Place::Footer => *at += self.footer(rest)?,
-            Place::EarlyFooter { section, is_dropped } => {
+            Position::Start => *at += self.start(rest)?,
+            Position::Configuration => *at += self.configuration(rest)?,
+            Position::ConfigurationParts => *at += self.configuration_part(rest)?,
+            Position::Between => *at += self.between(rest)?,
+            Position::RamSetup { lists } => self.ram_setup(rest, lists, at, sink)?,
+            Position::BlockList { bytes_left } => *at += self.block_list(rest, bytes_left)?,
+            Position::SetupFooter => *at += self.setup_footer(rest)?,
+            Position::Pages { end } => self.pages(input, end, at, sink)?,
+            Position::Footer => *at += self.footer(rest)?,
+            Position::EarlyFooter { section, is_dropped } => {
                 *at += self.early_footer(rest, section, is_dropped)?;
             }
-            Place::Over => return Err(Halt::Short(0)),
+            Position::Over => return Err(Halt::Short(0)),
         }
         Ok(())
     }
@@ -366,7 +372,7 @@ impl Splitter {
                     self.send_head()?;
                     self.tail.extend_from_slice(&rest[..SECTION_BYTES]);
                 }
-                self.place = Place::Pages { end: kind == kind::END };
+                self.place = Position::Pages { end: kind == kind::END };
                 Ok(SECTION_BYTES)
             }
             kind::EOF if self.ram_section.is_none() => Err(Unsplittable::NoRam.into()),
@@ -431,19 +437,19 @@ impl Splitter {
         self.keep_whole(record)?;
         self.keep_head(record)?;
         self.ram_section = Some(section);
-        self.place = Place::RamSetup { lists: 0 };
+        self.place = Position::RamSetup { lists: 0 };
         Ok(record.len())
     }
 
     /// Parses the footer after a PART section.
     fn footer(&mut self, rest: &[u8]) -> Result<usize, Halt> {
-        self.place = Place::Between;
+        self.place = Position::Between;
         if !self.footers {
             return Ok(0);
         }
         let taken = self.ram_footer(rest);
         if taken.is_err() {
-            self.place = Place::Footer;
+            self.place = Position::Footer;
         }
         taken
     }
@@ -483,14 +489,14 @@ impl Splitter {
         if self.stream == StreamKind::Multifd || self.head_sent {
             return Err(StreamError::Late(reason));
         }
-        self.place = Place::Over;
+        self.place = Position::Over;
         self.head = Vec::new();
         Ok(Step::Whole { bytes: std::mem::take(&mut self.whole), reason })
     }
 
     /// Passes on the bytes that were kept for RAM's end first.
     fn rest(&mut self, reason: Unsplittable) -> Step {
-        self.place = Place::Over;
+        self.place = Position::Over;
         Step::Rest { bytes: std::mem::take(&mut self.tail), reason }
     }
 

@@ -8,9 +8,9 @@ use page::{
 };
 
 use crate::{
-    Ack, Answer, BatchHeader, BlockHeader, ContentRequest, DiskPlace, FILLS_MAX, Frame, HasHeader,
-    Inquiry, Kind, LaneHeader, NamedTables, Names, Order, Payload, Preamble, Reply, Tables,
-    ToDestination, ToSource, Token, VERSION, Versions, gang, read_frame, read_message,
+    Ack, Answer, BatchHeader, BlockHeader, ContentRequest, DiskLocation, FILLS_MAX, Frame,
+    HasHeader, Inquiry, Kind, LaneHeader, NamedTables, Names, Order, Payload, Preamble, Reply,
+    Tables, ToDestination, ToSource, Token, VERSION, Versions, gang, read_frame, read_message,
 };
 
 /// Reads bytes as a lane from the source: headers with their tables; payloads are skipped. Then the
@@ -176,7 +176,7 @@ fn seed_pages(encoding: u8, bodies: u32, fills: u32, out: &mut Vec<u8>) {
 fn seed_names(out: &mut Vec<u8>) {
     let names: Vec<Name> = (0..3).map(|nth| Name([nth; NAME_BYTES])).collect();
     let fills = [Fill { first: PageIndex(9), count: 1, byte: 0 }];
-    let places = [Some(DiskPlace { disk: 1, sector: 63 }), None, None];
+    let places = [Some(DiskLocation { disk: 1, sector: 63 }), None, None];
     for places in [&places[..], &[]] {
         let (block, epoch) = (BlockId(0), Epoch(1));
         let named = Names {

@@ -45,7 +45,7 @@ pub use domain::ReceiveDomain;
 pub use error::WireError;
 pub use fetch::{ContentRequest, HasHeader};
 pub use inquiry::{Inquiry, SwitchoverMessage};
-pub use named::{Answer, DiskPlace, NamedHeader, NamedTables, Names};
+pub use named::{Answer, DiskLocation, NamedHeader, NamedTables, Names};
 pub use order::Order;
 pub use part::Part;
 pub use preamble::{Kind, Preamble, Reply, Token, VERSION, Versions};

@@ -30,14 +30,14 @@ const SECTOR_BITS: u32 = 48;
 
 /// Where a disk of the VM should have a page's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DiskPlace {
+pub struct DiskLocation {
     /// The disk, by its number among those that are read.
     pub disk: u16,
     /// Its first sector, of 512 bytes; below 2^48.
     pub sector: u64,
 }
 
-impl DiskPlace {
+impl DiskLocation {
     const SECTORS: u64 = 1 << SECTOR_BITS;
 
     fn code(place: Option<Self>) -> u64 {
@@ -65,7 +65,7 @@ pub struct Names<'n> {
     /// A name for each page.
     pub names: &'n [Name],
     /// A place for each page, or none at all.
-    pub places: &'n [Option<DiskPlace>],
+    pub places: &'n [Option<DiskLocation>],
     /// Fill runs.
     pub fills: &'n [Fill],
 }
@@ -97,7 +97,7 @@ impl Names<'_> {
             out.extend_from_slice(&name.0);
         }
         for place in *places {
-            out.extend_from_slice(&DiskPlace::code(*place).to_le_bytes());
+            out.extend_from_slice(&DiskLocation::code(*place).to_le_bytes());
         }
     }
 }
@@ -169,7 +169,7 @@ pub struct NamedTables {
     /// Their names.
     pub names: Vec<Name>,
     /// Where disks should have their content: one place for each page, or none at all.
-    pub places: Vec<Option<DiskPlace>>,
+    pub places: Vec<Option<DiskLocation>>,
     /// The fill runs.
     pub fills: Vec<Fill>,
 }
@@ -191,7 +191,7 @@ impl NamedTables {
         self.names.extend(names.as_chunks().0.iter().map(|name| Name(*name)));
         let places = places.as_chunks::<PLACE_BYTES>().0.iter();
         self.places.clear();
-        self.places.extend(places.map(|place| DiskPlace::of(u64::from_le_bytes(*place))));
+        self.places.extend(places.map(|place| DiskLocation::of(u64::from_le_bytes(*place))));
         Ok(())
     }
 }
@@ -274,7 +274,7 @@ mod tests {
             let names: Vec<Name> = pages.iter().map(|(_, name)| Name(*name)).collect();
             let mut bytes = Vec::new();
             let place = |page: u32| {
-                let place = DiskPlace { disk, sector: u64::from(page) << 15 };
+                let place = DiskLocation { disk, sector: u64::from(page) << 15 };
                 (!page.is_multiple_of(3) && disk != u16::MAX).then_some(place)
             };
             let places: Vec<_> =

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use host::quota::QuotaError;
 use identity::IdentityError;
-use qemu::programs::PlaceError;
+use qemu::programs::PatternError;
 use switchover::journal::JournalError;
 
 use super::rack::RackError;
@@ -36,7 +36,7 @@ pub enum AgentError {
     User(#[from] UserError),
     /// The programs that other hosts may start here.
     #[error(transparent)]
-    Programs(#[from] PlaceError),
+    Programs(#[from] PatternError),
     /// It can't listen at its address.
     #[error("listening at {address}: {source}")]
     Listen {

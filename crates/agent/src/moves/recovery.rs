@@ -38,7 +38,7 @@ use crate::peers::Peers;
 use crate::vms::registry::Registry;
 use crate::vms::vm::Vm;
 use case::Case;
-use destination_effects::{DestinationEffects, Place};
+use destination_effects::{DestinationEffects, VmClaim};
 use source_effects::SourceEffects;
 use thread::{Request, Settler, is_about};
 
@@ -213,7 +213,7 @@ impl Settlers {
         if arriving.is_some() && !opened.is_within_host() {
             self.registry.unsettled(&opened.vm);
         }
-        let (registry, place) = (Arc::clone(&self.registry), arriving.map(Place::Live));
+        let (registry, place) = (Arc::clone(&self.registry), arriving.map(VmClaim::Live));
         let effects = DestinationEffects::new(registry, &opened, Some(machine), incoming, place);
         self.open_desk(opened, Side::Destination, move |_| {
             Some(Case::Destination(driver, effects))

@@ -38,7 +38,7 @@ use crate::state::StateDir;
 use crate::vms::holdings::Holdings;
 use crate::vms::record;
 use crate::vms::scopes::Scopes;
-use crate::vms::vm::{Place, Vm};
+use crate::vms::vm::{Presence, Vm};
 pub(crate) use alone::HandedOver;
 pub(crate) use claim::Claim;
 pub(crate) use found::Held;
@@ -179,7 +179,7 @@ impl Registry {
         let vm = claim.fill(machine, &request.share_domain)?;
         claim.keep()?;
         tracing::info!(vm = request.name, "started");
-        Ok(vm.summary(Place::Here, None))
+        Ok(vm.summary(Presence::Here, None))
     }
 
     /// Adopts a VM that the agent did not start, or one of its own whose record can't be
@@ -199,7 +199,7 @@ impl Registry {
         let vm = claim.fill_attached(machine, &request.share_domain)?;
         claim.keep()?;
         tracing::info!(vm = request.name, "adopted");
-        Ok(vm.summary(Place::Here, None))
+        Ok(vm.summary(Presence::Here, None))
     }
 
     pub(crate) fn who_has(&self, pid: u32) -> Option<String> {
@@ -367,10 +367,10 @@ impl Registry {
 
 fn summary(vm: &Vm, busy: Busy) -> VmSummary {
     match busy {
-        Busy::Arriving { id, .. } => vm.summary(Place::Arriving, Some(id)),
-        Busy::Moving(id) => vm.summary(Place::Here, Some(id)),
-        Busy::Unsettled => vm.summary(Place::Unsettled, None),
-        Busy::Nothing | Busy::Starting | Busy::Stopping => vm.summary(Place::Here, None),
+        Busy::Arriving { id, .. } => vm.summary(Presence::Arriving, Some(id)),
+        Busy::Moving(id) => vm.summary(Presence::Here, Some(id)),
+        Busy::Unsettled => vm.summary(Presence::Unsettled, None),
+        Busy::Nothing | Busy::Starting | Busy::Stopping => vm.summary(Presence::Here, None),
     }
 }
 

@@ -22,7 +22,7 @@ use shut_down::{ShutDown, stops};
 
 /// Where a VM is, as it is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Presence {
     Here,
     Arriving,
     /// Its switchover is unfinished, and its migration has ended.

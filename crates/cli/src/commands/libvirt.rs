@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{Args as ClapArgs, Subcommand};
 use client::Problem;
 
-use crate::libvirt::place::Place;
+use crate::libvirt::place::ClusterHost;
 use crate::libvirt::qemu_conf::{self, Lines, Unchanged};
 use crate::libvirt::{obstacles, write};
 use crate::output::{eprint_line, print, print_line};
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &LibvirtArgs) -> Result<ExitCode, Problem> {
     if args.undo {
         return undo(&args.qemu_conf);
     }
-    let place = Place::read(&args.config)?;
+    let place = ClusterHost::read(&args.config)?;
     let lines = Lines { host: place.loopback, address: place.address, ports: place.ports.clone() };
     if args.print {
         print(format_args!("{}", lines.block()))?;
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &LibvirtArgs) -> Result<ExitCode, Problem> {
     setup(&args.qemu_conf, &place, &lines)
 }
 
-fn setup(path: &Path, place: &Place, lines: &Lines) -> Result<ExitCode, Problem> {
+fn setup(path: &Path, place: &ClusterHost, lines: &Lines) -> Result<ExitCode, Problem> {
     let old = read(path)?;
     let new = lines.put_into(&old).map_err(|error| refused(path, &error))?;
     if new == old {

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 /// A host's place in the cluster.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ClusterHost {
     /// Its name.
     pub(crate) name: String,
     /// The loopback address that stands for it, on every other host.
@@ -42,7 +42,7 @@ struct Carry {
     address: Option<IpAddr>,
 }
 
-impl Place {
+impl ClusterHost {
     /// Reads the agent's file, and the peers file that it names.
     pub(crate) fn read(agent_file: &Path) -> Result<Self, Problem> {
         let agent = parse(agent_file)?;
@@ -110,11 +110,11 @@ mod tests {
     /// The hosts' addresses there.
     const PEERS_AT: [[u8; 4]; 3] = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 3]];
 
-    fn read(agent: &str, peers: &str) -> Result<Place, String> {
+    fn read(agent: &str, peers: &str) -> Result<ClusterHost, String> {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("agent.toml"), agent).unwrap();
         fs::write(dir.path().join("peers.toml"), peers).unwrap();
-        let place = Place::read(&dir.path().join("agent.toml"));
+        let place = ClusterHost::read(&dir.path().join("agent.toml"));
         place.map_err(|error| error.to_string().replace(&dir.path().display().to_string(), ""))
     }
 
@@ -127,7 +127,7 @@ mod tests {
             let ports = peer_ports.remove(nth);
             let name = ["host-a", "host-b", "host-c"][nth].to_owned();
             let (loopback, address) = (loopback.into(), address.into());
-            Place { name, loopback, address, network, ports, peer_ports, carries }
+            ClusterHost { name, loopback, address, network, ports, peer_ports, carries }
         };
         let agent = |name, more| format!("name = '{name}'\npeers = 'peers.toml'\n{more}");
         let plain = place(1, [127, 7, 0, 2], [127, 6, 0, 1], false);

@@ -74,7 +74,7 @@ const TAG_MASK: u32 = (1 << TAG_BITS) - 1;
 
 /// The place of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct MemberPage {
     /// The VM that has it.
     pub(super) member: u16,
     pub(super) page: u32,
@@ -87,7 +87,7 @@ struct Entry(u64);
 impl Entry {
     const NONE: Self = Self(0);
 
-    fn new(hint: Hint, place: Place) -> Self {
+    fn new(hint: Hint, place: MemberPage) -> Self {
         let owner = u64::from(hint.tag()) << MEMBER_BITS | u64::from(place.member);
         Self(owner << PAGE_BITS | u64::from(place.page))
     }
@@ -100,8 +100,8 @@ impl Entry {
         ((self.0 >> PAGE_BITS) & ((1 << MEMBER_BITS) - 1)) as u16
     }
 
-    fn place(self) -> Place {
-        Place { member: self.member(), page: (self.0 << PAGE_BITS >> PAGE_BITS) as u32 }
+    fn place(self) -> MemberPage {
+        MemberPage { member: self.member(), page: (self.0 << PAGE_BITS >> PAGE_BITS) as u32 }
     }
 }
 
@@ -161,7 +161,7 @@ impl Table {
     }
 
     /// The places where living members may have the content.
-    pub(super) fn places(&self, hint: Hint, living: &Living) -> impl Iterator<Item = Place> {
+    pub(super) fn places(&self, hint: Hint, living: &Living) -> impl Iterator<Item = MemberPage> {
         let bucket = {
             let buckets = self.shards[hint.shard()].0.read();
             buckets[bucket_of(hint.rest(), buckets.len())].clone()
@@ -172,7 +172,7 @@ impl Table {
 
     /// Records that the content was seen there. A known entry, as in most rounds of a scanner, is
     /// not written again.
-    pub(super) fn put(&self, hint: Hint, place: Place, living: &Living) {
+    pub(super) fn put(&self, hint: Hint, place: MemberPage, living: &Living) {
         let entry = Entry::new(hint, place);
         let shard = &self.shards[hint.shard()].0;
         {
@@ -189,7 +189,7 @@ impl Table {
     }
 
     /// Removes an entry whose content is not there any more.
-    pub(super) fn take(&self, hint: Hint, place: Place) {
+    pub(super) fn take(&self, hint: Hint, place: MemberPage) {
         let entry = Entry::new(hint, place);
         let mut buckets = self.shards[hint.shard()].0.write();
         let at = bucket_of(hint.rest(), buckets.len());
@@ -267,8 +267,8 @@ mod tests {
 
     use super::*;
 
-    fn place(member: u16, page: u32) -> Place {
-        Place { member, page }
+    fn place(member: u16, page: u32) -> MemberPage {
+        MemberPage { member, page }
     }
 
     fn living(members: &[u16]) -> Living {
@@ -277,7 +277,7 @@ mod tests {
         living
     }
 
-    fn places(table: &Table, bits: u32, living: &Living) -> Vec<Place> {
+    fn places(table: &Table, bits: u32, living: &Living) -> Vec<MemberPage> {
         table.places(Hint(bits), living).collect()
     }
 

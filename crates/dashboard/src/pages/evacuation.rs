@@ -11,7 +11,7 @@ use super::super::choice::Choice;
 use super::super::gate::Gate;
 use super::table::Column::{Number, Text};
 use super::table::table;
-use super::{Page, Place, forms};
+use super::{NavItem, Page, forms};
 
 /// The drawing's width, in units that the browser scales.
 const WIDTH: f64 = 900.0;
@@ -53,7 +53,7 @@ pub(crate) fn page(
             }
         }
     };
-    Page { title: "Evacuate a host", place: Place::Evacuate, every_s: None, body }.render()
+    Page { title: "Evacuate a host", place: NavItem::Evacuate, every_s: None, body }.render()
 }
 
 fn form(known: &Known, host: Option<&str>, choice: &Choice) -> Markup {

@@ -8,7 +8,7 @@ use report::vm::state;
 
 use super::super::choice::{Choice, Disks};
 use super::super::gate::Gate;
-use super::{Page, Place, tables};
+use super::{NavItem, Page, tables};
 
 pub(crate) fn move_form(known: &Known, from: &str, vm: &HostVm, gate: &Gate) -> Markup {
     let title = format!("Move {}", vm.name);
@@ -26,7 +26,7 @@ pub(crate) fn move_form(known: &Known, from: &str, vm: &HostVm, gate: &Gate) -> 
             (form(known, from, vm, gate))
         }
     };
-    Page { title: &title, place: Place::Elsewhere, every_s: None, body }.render()
+    Page { title: &title, place: NavItem::Elsewhere, every_s: None, body }.render()
 }
 
 fn form(known: &Known, from: &str, vm: &HostVm, gate: &Gate) -> Markup {

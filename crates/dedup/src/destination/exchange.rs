@@ -11,7 +11,7 @@ use qemu::process::Process;
 
 use super::blocks::Blocks;
 use super::in_flight::{InFlight, Provider, Repeats, Standing};
-use super::recipient::{Place, Recipient};
+use super::recipient::{AwaitedPage, Recipient};
 use crate::rack::{Rack, RemoteWaiter};
 
 /// The content of a host's VMs, or of a single VM. Dropping it ends its thread.
@@ -57,7 +57,7 @@ pub(crate) enum Waiter {
 /// A page that waits for its content.
 pub(crate) struct Page {
     pub(crate) recipient: Arc<Recipient>,
-    pub(crate) place: Place,
+    pub(crate) place: AwaitedPage,
 }
 
 impl Page {
@@ -146,7 +146,7 @@ impl Exchange {
 
     /// Requests a page from its VM's source.
     pub(super) fn have_sent(&self, name: Name, Page { recipient, place }: &Page) {
-        let Place { block, epoch, page, .. } = *place;
+        let AwaitedPage { block, epoch, page, .. } = *place;
         self.wake_waiters(&recipient.asks(std::iter::once((block, epoch, page, name))));
         recipient.settled(*place, true);
     }

@@ -35,7 +35,7 @@ const NAMED_PER_PAGE: u64 = 4;
 
 /// Where one page is placed, and how the source is notified of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct AwaitedPage {
     pub(crate) block: BlockId,
     pub(crate) epoch: Epoch,
     pub(crate) page: PageIndex,
@@ -351,7 +351,7 @@ impl Recipient {
     }
 
     /// An awaited page is placed, or `wanted` from its source after all.
-    pub(crate) fn settled(&self, place: Place, wanted: bool) {
+    pub(crate) fn settled(&self, place: AwaitedPage, wanted: bool) {
         let mut tickets = self.tickets.lock();
         self.waiting.fetch_sub(1, Relaxed);
         self.release_one(&mut tickets, place.ticket, wanted.then_some(place.nth));
@@ -424,7 +424,7 @@ mod tests {
     fn no_page_is_settled_before_it_is_counted() {
         let (recipient, _outbox) = recipient();
         let (block, epoch, page) = (BlockId(0), Epoch(1), PageIndex(0));
-        let place = Place { block, epoch, page, ticket: 7, nth: 0 };
+        let place = AwaitedPage { block, epoch, page, ticket: 7, nth: 0 };
         let mut tickets = recipient.tickets.lock();
         Recipient::open_ticket(&mut tickets, 7);
         thread::scope(|scope| {

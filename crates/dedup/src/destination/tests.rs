@@ -165,7 +165,8 @@ fn what_a_vm_can_not_wait_for_is_sent_at_once() {
     recipient.wait(&mut recipient.tickets.lock(), 7, WAITING_MAX);
     assert_eq!(said(&other, MAPPED, 1), (1, 0));
     // One of those that it waits for is placed.
-    let place = Place { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket: 7, nth: 0 };
+    let place =
+        AwaitedPage { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket: 7, nth: 0 };
     recipient.settled(place, false);
     assert_eq!(said(&other, MAPPED, 2), (0, 1));
 }
@@ -198,7 +199,8 @@ fn what_there_is_no_memory_for_is_sent_at_once() {
     assert_eq!(said(&other, MAPPED, 4), (0, 1));
     assert!(memory.borrowed_bytes() > 0);
     // What it waited for is placed, and its source names no more.
-    let place = Place { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket: 7, nth: 0 };
+    let place =
+        AwaitedPage { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket: 7, nth: 0 };
     (0..OWN_PAGES).for_each(|_| other.recipient().settled(place, false));
     other.trim();
     assert_eq!(memory.borrowed_bytes(), 0);
@@ -379,7 +381,7 @@ fn recipient(exchange: &Exchange) -> (Arc<Recipient>, Receiver<SourceReport>) {
 
 /// One of its pages waits for content.
 fn wait(exchange: &Exchange, recipient: &Arc<Recipient>, name: Name, ticket: u32) {
-    let place = Place { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket, nth: 0 };
+    let place = AwaitedPage { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket, nth: 0 };
     let page = Page { recipient: Arc::clone(recipient), place };
     let (by, now) = (Provider::Vm(recipient.number), Instant::now());
     let mut tickets = recipient.tickets.lock();
@@ -447,7 +449,8 @@ fn a_fault_while_a_group_is_settled_leaves_the_rest_of_it_not_waiting() {
         recipient.wait(&mut tickets, ticket, 1);
         drop(tickets);
         recipient.close_ticket(ticket, true);
-        let place = Place { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket, nth: 0 };
+        let place =
+            AwaitedPage { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket, nth: 0 };
         (NAME, Page { recipient: Arc::clone(&recipient), place })
     });
     let mut drained = Drained::new(&exchange, pages.into());
@@ -469,7 +472,8 @@ fn a_page_that_was_named_twice_is_requested_on_both_tickets() {
     let exchange = Exchange::start(1 << 10, None).unwrap();
     let (recipient, told) = recipient(&exchange);
     wait(&exchange, &recipient, NAME, 1);
-    let place = Place { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket: 2, nth: 0 };
+    let place =
+        AwaitedPage { block: MAPPED, epoch: Epoch(1), page: PageIndex(3), ticket: 2, nth: 0 };
     let again = Waiter::Page(Page { recipient: Arc::clone(&recipient), place });
     let mut tickets = recipient.tickets.lock();
     let mut in_flight = exchange.in_flight.lock();

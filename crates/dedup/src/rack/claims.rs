@@ -14,11 +14,11 @@ use directory::HostName;
 use page::{PageIndex, PageSet};
 use parking_lot::Mutex;
 use transport::Question;
-use wire::{DiskPlace, NamedHeader, NamedTables};
+use wire::{DiskLocation, NamedHeader, NamedTables};
 
 use super::Rack;
 use super::patience::{Answered, Patience};
-use crate::destination::{Exchange, Page, Place, Provider, Recipient, Waiter};
+use crate::destination::{AwaitedPage, Exchange, Page, Provider, Recipient, Waiter};
 
 /// The most batches in one query: what a source sends by name before it has an answer.
 const AT_ONCE: usize = 16;
@@ -70,7 +70,7 @@ pub(crate) struct Batch {
     pub(crate) header: NamedHeader,
     pub(crate) pages: Vec<PageIndex>,
     pub(crate) names: Vec<Name>,
-    pub(crate) places: Vec<Option<DiskPlace>>,
+    pub(crate) places: Vec<Option<DiskLocation>>,
     /// Whether its pages may wait for content in flight from another provider.
     pub(crate) may_wait: bool,
     /// Whether its ticket is open, which counts its awaited pages.
@@ -88,8 +88,8 @@ impl Batch {
     /// One of its pages, as a waiter.
     pub(crate) fn waiting(&self, recipient: &Arc<Recipient>, nth: usize) -> Option<Page> {
         let NamedHeader { block, epoch, ticket, .. } = self.header;
-        let place =
-            Place { block, epoch, page: self.pages[nth], ticket, nth: u8::try_from(nth).ok()? };
+        let page = self.pages[nth];
+        let place = AwaitedPage { block, epoch, page, ticket, nth: u8::try_from(nth).ok()? };
         Some(Page { recipient: Arc::clone(recipient), place })
     }
 

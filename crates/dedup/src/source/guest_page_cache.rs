@@ -18,7 +18,7 @@ use page::{Batch, BlockId, Epoch, PageIndex};
 use parking_lot::{Condvar, Mutex};
 use wire::Announced;
 #[cfg(test)]
-use wire::DiskPlace;
+use wire::DiskLocation;
 
 pub use asking::Asking;
 use bits::Bits;
@@ -84,7 +84,10 @@ impl GuestPageCache {
 
     /// A complete report of a guest with one block.
     #[cfg(test)]
-    pub(super) fn of_rows(block: &str, rows: impl Iterator<Item = (u32, u32, DiskPlace)>) -> Self {
+    pub(super) fn of_rows(
+        block: &str,
+        rows: impl Iterator<Item = (u32, u32, DiskLocation)>,
+    ) -> Self {
         let cached = Self::default();
         cached.learn(Room::next_to(usize::MAX).take(Map::of_rows(block, rows)).0);
         cached.knows_all();

@@ -7,7 +7,7 @@ use audit::HandedOver;
 use content::{Key, Name};
 use page::{Batch, BlockId, Body, Epoch, PAGE_BYTES, PageIndex, PageSet};
 use ram::Numbered;
-use wire::{Announced, DiskPlace, Names};
+use wire::{Announced, DiskLocation, Names};
 
 use super::first_pass::FirstPass;
 use super::guest_page_cache::GuestPageCache;
@@ -25,7 +25,7 @@ pub(super) struct Labels {
     /// One for each body.
     pub(super) names: Vec<Name>,
     /// Where disks have the content: one for each body, or none at all.
-    pub(super) places: Vec<Option<DiskPlace>>,
+    pub(super) places: Vec<Option<DiskLocation>>,
 }
 
 impl Labels {
@@ -246,7 +246,7 @@ impl Naming {
 
     /// Where disks have the bodies of a batch: a place for each, or none at all. Returns which
     /// bodies have one.
-    fn find(&self, batch: &Batch, places: &mut Vec<Option<DiskPlace>>) -> PageSet {
+    fn find(&self, batch: &Batch, places: &mut Vec<Option<DiskLocation>>) -> PageSet {
         let mut found = PageSet::NONE;
         let Some((cached, readable)) = &self.plan.cached else { return found };
         let Some(mut known) = cached.of(batch.block) else { return found };

@@ -4,7 +4,7 @@
 use content::Name;
 use page::{BATCH_PAGES, BlockId, Epoch, PageIndex};
 use transport::{LanesError, Queue};
-use wire::DiskPlace;
+use wire::DiskLocation;
 
 use super::errand::{Announcement, Errand, Kind};
 use super::naming::Labels;
@@ -32,7 +32,7 @@ impl<'q> Reserved<'q> {
 
     /// Adds a page, and the place of its content on a disk. Its body can be read again, and is
     /// not sent if QEMU hands it over unchanged.
-    pub(super) fn add(&mut self, page: PageIndex, name: Name, place: DiskPlace) {
+    pub(super) fn add(&mut self, page: PageIndex, name: Name, place: DiskLocation) {
         self.pages.push(page);
         self.labels.names.push(name);
         self.labels.places.push(Some(place));
@@ -71,7 +71,7 @@ mod tests {
     use super::super::stage::tests::{lanes, stage};
     use super::*;
 
-    const PLACE: DiskPlace = DiskPlace { disk: 0, sector: 8 };
+    const PLACE: DiskLocation = DiskLocation { disk: 0, sector: 8 };
 
     #[test]
     fn lanes_are_not_drained_while_a_batch_is_reserved() {

@@ -18,7 +18,7 @@ use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::{Mapping, Numbered};
 use transport::{Endpoint, Incoming, LaneEnd, Lanes, LanesPlan, Question, Sender, Sent, Work};
 use wire::{
-    Announced, DiskPlace, LaneHeader, NamedHeader, NamedTables, Preamble, Reply, Token, Versions,
+    Announced, DiskLocation, LaneHeader, NamedHeader, NamedTables, Preamble, Reply, Token, Versions,
 };
 
 use super::*;
@@ -44,9 +44,9 @@ fn key() -> Key {
 }
 
 /// Where a disk has a page's content.
-fn place_of(page: u32) -> Option<DiskPlace> {
+fn place_of(page: u32) -> Option<DiskLocation> {
     let sector = u64::from(page) * cachemap::PAGE_SECTORS;
-    (!page.is_multiple_of(3)).then_some(DiskPlace { disk: 7, sector })
+    (!page.is_multiple_of(3)).then_some(DiskLocation { disk: 7, sector })
 }
 
 /// A source whose pages can be read again, and its lanes.

@@ -92,7 +92,7 @@ enum Use {
 
 /// A connection's place among the others, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ConnectionSlot {
     connections: Arc<Connections>,
     number: u64,
     from: IpAddr,
@@ -113,7 +113,11 @@ impl Connections {
     }
 
     /// Admits a connection from this address, if permitted. Another one may be broken off for it.
-    pub(super) fn admit(self: &Arc<Self>, stream: &TcpStream, from: IpAddr) -> Option<Place> {
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        stream: &TcpStream,
+        from: IpAddr,
+    ) -> Option<ConnectionSlot> {
         let mut state = self.state.lock();
         let stream = Arc::new(stream.try_clone().ok()?);
         let (admission, gives_way) = self.unknown.admit(from, Arc::clone(&stream))?;
@@ -124,7 +128,8 @@ impl Connections {
         let number = state.taken_in;
         state.open.insert(number, stream);
         state.taken_in += 1;
-        Some(Place { connections: Arc::clone(self), number, from, admission: Some(admission) })
+        let (connections, admission) = (Arc::clone(self), Some(admission));
+        Some(ConnectionSlot { connections, number, from, admission })
     }
 
     /// Breaks off connections of a rack with hosts that are not listed.
@@ -175,7 +180,7 @@ impl State {
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     /// The connection will send an order or a question, in the name of the host in its certificate,
     /// if it has one. False if there are too many in all, or too many of that peer; so it is with
     /// each purpose.
@@ -229,7 +234,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut state = self.connections.state.lock();
         state.known.remove(&self.number);

@@ -38,7 +38,7 @@ use self::effects::{Keeper, Loaded};
 use self::end::End;
 use self::order::Order;
 use self::sharing::PagesOrder;
-use super::connections::Place;
+use super::connections::ConnectionSlot;
 use super::disks::ArrivingDisks;
 use super::shared::Shared;
 use crate::host::Unsettled;
@@ -53,7 +53,7 @@ pub(super) fn run(
     shared: &Shared,
     connection: Connection,
     number: u64,
-    place: &mut Place,
+    place: &mut ConnectionSlot,
 ) -> std::io::Result<()> {
     let connected = Connected::new(shared, connection, number)?;
     let sharing = shared.local.sharing.as_ref();
@@ -80,7 +80,7 @@ impl Connected<'_> {
     }
 
     /// Serves an order. An error is from before there was a journal.
-    fn admit(&self, place: &mut Place) -> Result<(), End> {
+    fn admit(&self, place: &mut ConnectionSlot) -> Result<(), End> {
         let order = match self.receive_order()? {
             Some(Order::Prepare(order)) => order,
             Some(Order::Carry(order)) => return self.carry(&order, place),
@@ -131,7 +131,7 @@ impl Connected<'_> {
     }
 
     /// Counts it among the VMs that arrive.
-    fn arrives(&self, place: &mut Place) -> Result<(), End> {
+    fn arrives(&self, place: &mut ConnectionSlot) -> Result<(), End> {
         if place.arrives(self.certified.as_deref()) {
             return Ok(());
         }

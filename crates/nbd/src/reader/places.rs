@@ -6,7 +6,7 @@ use crate::transmission::SimpleReply;
 use crate::{Errno, ProtocolError};
 
 #[derive(Debug)]
-enum Place<B> {
+enum ReadSlot<B> {
     Free,
     Requested {
         cookie: u64,
@@ -27,7 +27,7 @@ enum Place<B> {
 /// and a repeated reply is noticed.
 #[derive(Debug)]
 pub(crate) struct Places<B> {
-    places: Vec<Place<B>>,
+    places: Vec<ReadSlot<B>>,
     free: Vec<usize>,
     serial: u64,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Answered<B> {
 impl<B> Places<B> {
     pub(crate) fn new(places: usize) -> Self {
         Self {
-            places: std::iter::repeat_with(|| Place::Free).take(places).collect(),
+            places: std::iter::repeat_with(|| ReadSlot::Free).take(places).collect(),
             free: (0..places).rev().collect(),
             serial: 0,
         }
@@ -58,25 +58,25 @@ impl<B> Places<B> {
         let place = self.free.pop().expect("there is room");
         self.serial = self.serial.wrapping_add(1) & u64::from(u32::MAX);
         let cookie = self.serial * self.places.len() as u64 + place as u64;
-        self.places[place] = Place::Requested { cookie, into, buffer };
+        self.places[place] = ReadSlot::Requested { cookie, into, buffer };
         (place, cookie)
     }
 
     pub(crate) fn answered(&mut self, reply: SimpleReply) -> Result<Answered<B>, ProtocolError> {
         let number = usize::try_from(reply.cookie % self.places.len() as u64).unwrap_or(usize::MAX);
         let asked = self.places.get_mut(number).filter(
-            |place| matches!(place, Place::Requested { cookie, .. } if *cookie == reply.cookie),
+            |place| matches!(place, ReadSlot::Requested { cookie, .. } if *cookie == reply.cookie),
         );
-        let filling = Place::Filling { cookie: reply.cookie };
+        let filling = ReadSlot::Filling { cookie: reply.cookie };
         let asked = asked.map(|place| (std::mem::replace(place, filling), place));
-        let Some((Place::Requested { into, buffer, .. }, place)) = asked else {
+        let Some((ReadSlot::Requested { into, buffer, .. }, place)) = asked else {
             let text = format!("a reply to no request: {:#x}", reply.cookie);
             return Err(ProtocolError::Unexpected(text));
         };
         let payload = match reply.outcome {
             Ok(()) => Some((into, buffer)),
             outcome @ Err(_) => {
-                *place = Place::Done { buffer, outcome };
+                *place = ReadSlot::Done { buffer, outcome };
                 None
             }
         };
@@ -87,16 +87,16 @@ impl<B> Places<B> {
     pub(crate) fn filled(&mut self, place: usize, into: Range<usize>, buffer: B, whole: bool) {
         let Some(filling) = self.places.get_mut(place) else { return };
         *filling = match *filling {
-            Place::Filling { cookie } if !whole => Place::Requested { cookie, into, buffer },
-            _ => Place::Done { buffer, outcome: Ok(()) },
+            ReadSlot::Filling { cookie } if !whole => ReadSlot::Requested { cookie, into, buffer },
+            _ => ReadSlot::Done { buffer, outcome: Ok(()) },
         };
     }
 
     /// Frees the place and returns its buffer and outcome, if it has been answered.
     pub(crate) fn take(&mut self, place: usize) -> Option<(B, Result<(), Errno>)> {
-        let done = self.places.get_mut(place).filter(|it| matches!(it, Place::Done { .. }))?;
-        match std::mem::replace(done, Place::Free) {
-            Place::Done { buffer, outcome } => {
+        let done = self.places.get_mut(place).filter(|it| matches!(it, ReadSlot::Done { .. }))?;
+        match std::mem::replace(done, ReadSlot::Free) {
+            ReadSlot::Done { buffer, outcome } => {
                 self.free.push(place);
                 Some((buffer, outcome))
             }
@@ -107,9 +107,9 @@ impl<B> Places<B> {
     /// Frees a place that is not answered and returns its buffer, unless that is being filled.
     pub(crate) fn give_up(&mut self, place: usize) -> Option<B> {
         let asked =
-            self.places.get_mut(place).filter(|it| matches!(it, Place::Requested { .. }))?;
-        match std::mem::replace(asked, Place::Free) {
-            Place::Requested { buffer, .. } => {
+            self.places.get_mut(place).filter(|it| matches!(it, ReadSlot::Requested { .. }))?;
+        match std::mem::replace(asked, ReadSlot::Free) {
+            ReadSlot::Requested { buffer, .. } => {
                 self.free.push(place);
                 Some(buffer)
             }
@@ -121,7 +121,7 @@ impl<B> Places<B> {
     pub(crate) fn waiting(&self, place: usize) -> Option<usize> {
         let all = self.places.len();
         let after = (1..all).map(|step| (place + step) % all);
-        after.into_iter().find(|other| matches!(self.places[*other], Place::Requested { .. }))
+        after.into_iter().find(|other| matches!(self.places[*other], ReadSlot::Requested { .. }))
     }
 }
 

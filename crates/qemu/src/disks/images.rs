@@ -14,7 +14,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::other::{self, Kinship};
-use super::place::{Place, is_among_devices, open};
+use super::place::{PathTarget, is_among_devices, open};
 use super::promises::{Promised, Promises};
 use super::{Allowed, Cleanup, Disk, Format, ImageError, ImageProblem, Moving, QemuImg, challenge};
 use crate::command_line::overridden;
@@ -286,8 +286,8 @@ fn look(moving: &Moving, path: &Path, tool: &QemuImg) -> Result<(Found, File), I
     // is in use.
     let kinship = other::compare(path, &moving.challenge.proof);
     let image = match rights::with(tool.user(), || open(path))?? {
-        Place::Image(image) => image,
-        Place::Nothing(folder) => return Ok((Found::Nothing, folder)),
+        PathTarget::Image(image) => image,
+        PathTarget::Nothing(folder) => return Ok((Found::Nothing, folder)),
     };
     let file = image.metadata()?;
     let is_device = file.file_type().is_block_device();

@@ -12,7 +12,7 @@ use super::ImageProblem;
 /// What a path leads to, opened once, so that it can't become another file while
 /// it is examined.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum PathTarget {
     /// A file or a block device.
     Image(File),
     /// Nothing, in this directory.
@@ -28,7 +28,7 @@ pub(super) fn is_among_devices(file: &Metadata) -> io::Result<bool> {
 }
 
 /// Opens what is at a path, with the rights of the thread.
-pub(super) fn open(path: &Path) -> Result<Place, ImageProblem> {
+pub(super) fn open(path: &Path) -> Result<PathTarget, ImageProblem> {
     let with = |flags: OFlags| {
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(flags.bits().cast_signed());
@@ -41,7 +41,7 @@ pub(super) fn open(path: &Path) -> Result<Place, ImageProblem> {
             return Err(ImageProblem::Odd);
         }
         Ok(_) => match with(OFlags::NONBLOCK).open(path) {
-            Ok(image) => return Ok(Place::Image(image)),
+            Ok(image) => return Ok(PathTarget::Image(image)),
             Err(error) => error,
         },
         Err(error) => error,
@@ -64,7 +64,7 @@ pub(super) fn open(path: &Path) -> Result<Place, ImageProblem> {
             if is_among_devices(&folder.metadata()?)? {
                 return Err(ImageProblem::InMemory);
             }
-            Ok(Place::Nothing(folder))
+            Ok(PathTarget::Nothing(folder))
         }
         io::ErrorKind::PermissionDenied => Err(ImageProblem::Closed { what: "open it" }),
         _ => Err(error.into()),

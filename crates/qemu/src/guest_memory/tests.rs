@@ -113,13 +113,13 @@ fn page(address: u64) -> u64 {
     address / PAGE_BYTES
 }
 
-fn at(block: usize, offset: u64) -> Option<Place> {
-    Some(Place { block, offset })
+fn at(block: usize, offset: u64) -> Option<BlockOffset> {
+    Some(BlockOffset { block, offset })
 }
 
 #[test]
 fn machines_of_both_versions_are_understood() {
-    type Row<'a> = (&'a str, &'a [(&'a str, u64)], &'a [(u64, Option<Place>)], u64);
+    type Row<'a> = (&'a str, &'a [(&'a str, u64)], &'a [(u64, Option<BlockOffset>)], u64);
     let pc: [(&str, u64); 2] = [("vga.vram", 16 * MIB), ("pc.ram", 512 * MIB)];
     let q35 = [("pc.ram", 4352 * MIB)];
     let dimm = [("ram0", 512 * MIB), ("mem1", 256 * MIB)];
@@ -261,7 +261,8 @@ proptest! {
         let memory = GuestMemory::read(&text, [("m", offset * PAGE_BYTES)]);
         prop_assert_eq!(memory.pages(), offset);
         for (page, offset) in expected {
-            prop_assert_eq!(memory.lookup_run(page, 1), Some((Place { block: 0, offset }, 1)));
+            let expected = Some((BlockOffset { block: 0, offset }, 1));
+            prop_assert_eq!(memory.lookup_run(page, 1), expected);
         }
     }
 

@@ -3,7 +3,7 @@
 //! They have no length, so only those whose format is known can be skipped. Each goes
 //! to the destination unchanged, before or after RAM as in the source's stream.
 
-use super::{HEAD_BYTES_MAX, Halt, Place, Splitter};
+use super::{HEAD_BYTES_MAX, Halt, Position, Splitter};
 use crate::cursor::{Cursor, Short};
 use crate::record::{SECTION_BYTES, VIRTIO_MEM_BYTES_MAX, WORD_BYTES, kind};
 use crate::{StreamError, Unsplittable};
@@ -50,7 +50,7 @@ impl Splitter {
         }
         let record = &rest[..cursor.at()];
         self.pass_by(record)?;
-        self.place = Place::EarlyFooter { section, is_dropped: false };
+        self.place = Position::EarlyFooter { section, is_dropped: false };
         Ok(record.len())
     }
 
@@ -64,7 +64,7 @@ impl Splitter {
         }
         let record = &rest[..=SECTION_BYTES];
         self.keep_whole(record)?;
-        self.place = Place::EarlyFooter { section, is_dropped: true };
+        self.place = Position::EarlyFooter { section, is_dropped: true };
         Ok(record.len())
     }
 
@@ -77,7 +77,7 @@ impl Splitter {
     ) -> Result<usize, Halt> {
         let mut cursor = Cursor::new(rest);
         if cursor.u8()? != kind::FOOTER {
-            self.place = Place::Between;
+            self.place = Position::Between;
             return Ok(0);
         }
         if cursor.u32()? != section {
@@ -89,7 +89,7 @@ impl Splitter {
         } else {
             self.pass_by(record)?;
         }
-        self.place = Place::Between;
+        self.place = Position::Between;
         Ok(record.len())
     }
 

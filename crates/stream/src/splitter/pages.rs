@@ -2,7 +2,7 @@
 
 use page::{BlockId, PAGE_BYTES};
 
-use super::{Halt, Place, Sink, Splitter, Step, StreamKind};
+use super::{Halt, Position, Sink, Splitter, Step, StreamKind};
 use crate::cursor::Cursor;
 use crate::record::{FLAGS_MASK, WORD_BYTES, flag, kind};
 use crate::{StreamError, Unsplittable};
@@ -126,7 +126,7 @@ impl Splitter {
                 if end {
                     self.tail.extend_from_slice(record);
                 } else {
-                    self.place = Place::Footer;
+                    self.place = Position::Footer;
                 }
                 Ok(())
             }
@@ -142,7 +142,7 @@ impl Splitter {
     }
 
     fn ram_ends(&mut self) -> Halt {
-        self.place = Place::Over;
+        self.place = Position::Over;
         Halt::Done(Step::Tail(std::mem::take(&mut self.tail)))
     }
 }

@@ -1,6 +1,6 @@
 //! The stream up to the end of RAM's setup: configuration and block list.
 
-use super::{Halt, Place, Sink, Splitter, StreamKind};
+use super::{Halt, Position, Sink, Splitter, StreamKind};
 use crate::cursor::Cursor;
 use crate::record::{FLAGS_MASK, MAGIC, SECTION_BYTES, VERSION, WORD_BYTES, flag, kind};
 use crate::{StreamError, Unsplittable};
@@ -20,7 +20,7 @@ impl Splitter {
             return Err(StreamError::NotAStream { magic, version }.into());
         }
         self.keep_both(&rest[..cursor.at()])?;
-        self.place = Place::Configuration;
+        self.place = Position::Configuration;
         Ok(cursor.at())
     }
 
@@ -28,7 +28,7 @@ impl Splitter {
     pub(super) fn configuration(&mut self, rest: &[u8]) -> Result<usize, Halt> {
         let mut cursor = Cursor::new(rest);
         if cursor.u8()? != kind::CONFIGURATION {
-            self.place = Place::Between;
+            self.place = Position::Between;
             return Ok(0);
         }
         let bytes = cursor.u32()?;
@@ -38,14 +38,14 @@ impl Splitter {
         cursor.take(bytes as usize)?;
         self.keep_both(&rest[..cursor.at()])?;
         self.configured = true;
-        self.place = Place::ConfigurationParts;
+        self.place = Position::ConfigurationParts;
         Ok(cursor.at())
     }
 
     pub(super) fn configuration_part(&mut self, rest: &[u8]) -> Result<usize, Halt> {
         let mut cursor = Cursor::new(rest);
         if cursor.u8()? != kind::SUBSECTION {
-            self.place = Place::Between;
+            self.place = Position::Between;
             return Ok(0);
         }
         let name = cursor.name()?;
@@ -106,7 +106,7 @@ impl Splitter {
                 if !self.epoch_by_flush {
                     self.next_epoch(sink)?;
                 }
-                self.place = Place::SetupFooter;
+                self.place = Position::SetupFooter;
                 *at += WORD_BYTES;
                 return self.foretell_footer();
             }
@@ -135,8 +135,8 @@ impl Splitter {
 
     fn set_block_list(&mut self, bytes_left: u64) {
         self.place = match bytes_left {
-            0 => Place::RamSetup { lists: 1 },
-            bytes_left => Place::BlockList { bytes_left },
+            0 => Position::RamSetup { lists: 1 },
+            bytes_left => Position::BlockList { bytes_left },
         };
     }
 
@@ -167,7 +167,7 @@ impl Splitter {
             self.keep_both(&rest[..taken])?;
         }
         self.footers = sent;
-        self.place = Place::Between;
+        self.place = Position::Between;
         Ok(taken)
     }
 

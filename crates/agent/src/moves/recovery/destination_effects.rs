@@ -21,7 +21,7 @@ use crate::vms::registry::{Claim, Registry, Seat};
 const CONT_MAX: Duration = Duration::from_secs(30);
 
 /// A VM's claim on this host, until it is decided whose the VM is.
-pub(super) enum Place {
+pub(super) enum VmClaim {
     /// It was arriving when its connection was lost.
     Live(Box<dyn Arriving>),
     /// It was arriving when an earlier run of the agent ended.
@@ -30,7 +30,7 @@ pub(super) enum Place {
     Next(Seat),
 }
 
-impl Place {
+impl VmClaim {
     fn adopt(&mut self) -> Result<(), String> {
         match self {
             Self::Live(arriving) => arriving.adopt(),
@@ -76,7 +76,7 @@ pub(super) struct DestinationEffects {
     /// QEMU's end of the migration, unless the agent was restarted since.
     incoming: Option<Arc<Incoming>>,
     /// Not dropped with the agent: an agent that ends before the decision changes nothing.
-    place: Option<ManuallyDrop<Place>>,
+    place: Option<ManuallyDrop<VmClaim>>,
     ran: bool,
     pub(super) outbox: VecDeque<SwitchoverMessage>,
 }
@@ -87,7 +87,7 @@ impl DestinationEffects {
         opened: &Opened,
         machine: Option<Arc<Machine>>,
         incoming: Option<Arc<Incoming>>,
-        place: Option<Place>,
+        place: Option<VmClaim>,
     ) -> Self {
         let place = place.map(ManuallyDrop::new);
         let (vm, handed_over) = (opened.vm.clone(), opened.handed_over);

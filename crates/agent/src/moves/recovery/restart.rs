@@ -13,7 +13,7 @@ use switchover::journal::{Opened, Reopened};
 use switchover::{Found, destination, source};
 
 use super::case::Case;
-use super::destination_effects::{DestinationEffects, Place, came_as};
+use super::destination_effects::{DestinationEffects, VmClaim, came_as};
 use super::source_effects::SourceEffects;
 use super::thread::{Request, Settler};
 use crate::vms::vm::Vm;
@@ -50,7 +50,7 @@ pub(super) fn coming(
     let place = if settler.opened.is_within_host() {
         let recorded = machine::Record::deserialize(&settler.opened.qemu).ok();
         let seat = recorded.and_then(|its| registry.seat_found(vm, machine.clone(), &its));
-        seat.map(Place::Next)
+        seat.map(VmClaim::Next)
     } else {
         settler.place(noted, leaves)
     };
@@ -71,7 +71,7 @@ fn left_as(machine: &Machine) -> Found {
 impl Settler {
     /// The claim of a VM that was arriving from another host. With `leaves`, it was on its way to
     /// another one, or may have been.
-    fn place(&self, noted: destination::Noted, leaves: bool) -> Option<Place> {
+    fn place(&self, noted: destination::Noted, leaves: bool) -> Option<VmClaim> {
         use destination::Noted::{Left, Lost, Running};
 
         let (registry, vm) = (&self.settlers.registry, &self.opened.vm);
@@ -84,7 +84,7 @@ impl Settler {
             let _ = vm.save_here();
         }
         let holds = !arrived_before && self.holds();
-        holds.then(|| Place::Found(registry.claim_found(vm)))
+        holds.then(|| VmClaim::Found(registry.claim_found(vm)))
     }
 
     /// Finds the VM's QEMU; none if it has ended.

@@ -17,7 +17,7 @@ use super::slot::Busy;
 use super::{Registry, found, images, in_the_way, unknown, unreached};
 use crate::denied::Denied;
 use crate::vms::record::{self, Record};
-use crate::vms::vm::{Place, Vm};
+use crate::vms::vm::{Presence, Vm};
 
 impl Registry {
     /// Whether the operator has to say what this VM is.
@@ -105,7 +105,7 @@ impl Registry {
         self.set_free(name);
         let vm = adopted?;
         tracing::info!(vm = name, "adopted again");
-        Ok(vm.summary(Place::Here, None))
+        Ok(vm.summary(Presence::Here, None))
     }
 
     /// Reserves the VM; no other operation is permitted on it until it is free or removed.

@@ -9,7 +9,7 @@ use qemu::guest_port::{GuestError, HasGuest};
 use qemu::machine;
 
 use super::alive::Qemu;
-use super::{Place, Vm};
+use super::{Presence, Vm};
 
 /// For QEMU to report the helper's port, and for other clients to leave it.
 const PORT_WAIT: Duration = Duration::from_millis(500);
@@ -41,8 +41,8 @@ impl Vm {
     }
 
     /// What the API shows.
-    pub(crate) fn summary(&self, place: Place, migration: Option<String>) -> VmSummary {
-        let status = self.status(migration.is_some() || place != Place::Here);
+    pub(crate) fn summary(&self, place: Presence, migration: Option<String>) -> VmSummary {
+        let status = self.status(migration.is_some() || place != Presence::Here);
         // Not under the lock: a file system that hangs holds this up.
         let machine = self.machine();
         let program_replaced = machine.is_some_and(|machine| machine.runs_replaced_program());
@@ -77,12 +77,12 @@ impl Vm {
             argv: argv.clone(),
         };
         match place {
-            Place::Arriving if summary.status != VmStatus::Dead => {
+            Presence::Arriving if summary.status != VmStatus::Dead => {
                 summary.status = VmStatus::Arriving;
             }
-            Place::Unsettled => summary.status = VmStatus::InDoubt,
-            Place::Here if known.unreadable.is_some() => summary.status = VmStatus::Unreadable,
-            Place::Arriving | Place::Here => {}
+            Presence::Unsettled => summary.status = VmStatus::InDoubt,
+            Presence::Here if known.unreadable.is_some() => summary.status = VmStatus::Unreadable,
+            Presence::Arriving | Presence::Here => {}
         }
         summary
     }

@@ -6,7 +6,7 @@ use cachemap::{CacheMap, PAGE_SECTORS, Run};
 use content::Name;
 use page::{BlockId, PageIndex};
 use qemu::guest_memory::GuestMemory;
-use wire::DiskPlace;
+use wire::DiskLocation;
 
 use super::bits::Bits;
 
@@ -21,24 +21,24 @@ const TOLD_BYTES: usize = size_of::<OnceLock<Option<Name>>>();
 pub(super) struct Stretch {
     pub(super) first: u32,
     pub(super) pages: u32,
-    pub(super) place: DiskPlace,
+    pub(super) place: DiskLocation,
     /// The index of its first page in [`Map::told`].
     at: usize,
 }
 
 impl Stretch {
     /// The page's place on disk, and its index in [`Map::told`].
-    fn find(&self, page: PageIndex) -> Option<(DiskPlace, usize)> {
+    fn find(&self, page: PageIndex) -> Option<(DiskLocation, usize)> {
         let nth = page.0.checked_sub(self.first).filter(|nth| *nth < self.pages)?;
         let sector = self.place.sector + u64::from(nth) * PAGE_SECTORS;
-        Some((DiskPlace { sector, ..self.place }, self.at + nth as usize))
+        Some((DiskLocation { sector, ..self.place }, self.at + nth as usize))
     }
 }
 
 /// A page that a disk should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    pub(crate) place: DiskPlace,
+    pub(crate) place: DiskLocation,
     /// The part that has it.
     part: usize,
     /// Its index in [`Map::told`].
@@ -90,7 +90,10 @@ impl Room {
 impl Map {
     /// Stretches of one block, in order: the first page, how many, and the place.
     #[cfg(test)]
-    pub(super) fn of_rows(block: &str, rows: impl Iterator<Item = (u32, u32, DiskPlace)>) -> Self {
+    pub(super) fn of_rows(
+        block: &str,
+        rows: impl Iterator<Item = (u32, u32, DiskLocation)>,
+    ) -> Self {
         let stretch = |(first, pages, place)| Stretch { first, pages, place, at: 0 };
         Self { blocks: vec![(block.to_owned(), rows.map(stretch).collect())], ..Self::default() }
     }
@@ -151,7 +154,7 @@ impl Map {
             .flat_map(|(block, (_, stretches))| (0..stretches.len()).map(move |nth| (block, nth)))
             .collect();
         all.sort_unstable_by_key(|&(block, nth)| {
-            let DiskPlace { disk, sector } = self.blocks[block].1[nth].place;
+            let DiskLocation { disk, sector } = self.blocks[block].1[nth].place;
             (disk, sector, block, nth)
         });
         all
@@ -336,7 +339,7 @@ fn add(
             (first, u32::try_from(pages), blocks.get_mut(place.block))
         {
             let sector = run.sector + done * PAGE_SECTORS;
-            each.push(Stretch { first, pages, place: DiskPlace { disk, sector }, at: 0 });
+            each.push(Stretch { first, pages, place: DiskLocation { disk, sector }, at: 0 });
         }
         done += pages;
     }

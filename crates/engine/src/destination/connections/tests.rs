@@ -17,12 +17,13 @@ fn stream() -> TcpStream {
 fn each_kind_has_its_limit_and_closed_ones_leave_room() {
     let (stream, connections) = (stream(), Connections::new([HOST]));
     let admit = || connections.admit(&stream, HOST).unwrap();
-    let mut unknown: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit()).collect();
-    assert!(!unknown.iter().any(Place::gave_way));
+    let mut unknown: Vec<ConnectionSlot> =
+        (0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit()).collect();
+    assert!(!unknown.iter().any(ConnectionSlot::gave_way));
     unknown.push(admit());
     assert!(unknown[0].gave_way() && !unknown[1].gave_way());
     unknown.truncate(UNKNOWN_OF_HOSTS.per_source / 2);
-    let mut leading: Vec<Place> = Vec::new();
+    let mut leading: Vec<ConnectionSlot> = Vec::new();
     for number in 0..LEADING.all {
         let mut place = admit();
         assert!(place.leads(Some(&format!("host-{number}"))));
@@ -40,7 +41,7 @@ fn each_kind_has_its_limit_and_closed_ones_leave_room() {
 fn no_peer_keeps_others_from_ordering() {
     let (stream, connections) = (stream(), Connections::new([HOST]));
     let admit = |from| connections.admit(&stream, from).unwrap();
-    let order = |ordering: &mut Vec<Place>, from, host: Option<&str>| {
+    let order = |ordering: &mut Vec<ConnectionSlot>, from, host: Option<&str>| {
         let mut place = admit(from);
         let may = place.orders(host);
         if may {
@@ -48,7 +49,7 @@ fn no_peer_keeps_others_from_ordering() {
         }
         may
     };
-    let mut ordering: Vec<Place> = Vec::new();
+    let mut ordering: Vec<ConnectionSlot> = Vec::new();
     for _ in 0..ORDERING.of_peer {
         assert!(order(&mut ordering, HOST, Some("host-a")));
     }
@@ -76,7 +77,7 @@ fn no_peer_keeps_others_from_ordering() {
 fn no_peer_keeps_others_from_leading() {
     let (stream, connections) = (stream(), Connections::new([HOST]));
     let admit = |from| connections.admit(&stream, from).unwrap();
-    let mut leading: Vec<Place> = Vec::new();
+    let mut leading: Vec<ConnectionSlot> = Vec::new();
     for _ in 0..LEADING.of_peer {
         for host in [Some("host-a"), None] {
             let mut place = admit(HOST);
@@ -118,7 +119,7 @@ fn a_host_that_is_removed_loses_its_connections_of_the_rack() {
 #[test]
 fn hosts_can_connect_while_strangers_use_their_whole_share() {
     let (stream, connections) = (stream(), Connections::new([HOST]));
-    let mut strangers: Vec<Place> = Vec::new();
+    let mut strangers: Vec<ConnectionSlot> = Vec::new();
     for last in 1..=99 {
         for _ in 0..99 {
             let place = connections.admit(&stream, [192, 0, 2, last].into());
@@ -128,12 +129,13 @@ fn hosts_can_connect_while_strangers_use_their_whole_share() {
     }
     assert_eq!(strangers.len(), UNKNOWN_OF_STRANGERS.all);
     let admit = |from| connections.admit(&stream, from).unwrap();
-    let mut lanes: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)).collect();
-    assert!(!strangers.iter().chain(&lanes).any(Place::gave_way));
+    let mut lanes: Vec<ConnectionSlot> =
+        (0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)).collect();
+    assert!(!strangers.iter().chain(&lanes).any(ConnectionSlot::gave_way));
     assert!(lanes.iter_mut().all(|place| place.is_lane(Some("host-a"))));
     // A connection with a known purpose keeps no others out.
     lanes.extend((0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)));
-    assert!(!lanes.iter().any(Place::gave_way));
+    assert!(!lanes.iter().any(ConnectionSlot::gave_way));
     drop((strangers, lanes));
     assert_none(&connections);
 }
@@ -143,8 +145,8 @@ fn an_address_that_has_identified_as_a_host_gets_a_hosts_share() {
     let (stream, connections) = (stream(), Connections::new([HOST]));
     connections.admit(&stream, STRANGER).unwrap().is_of_host();
     let admit = |_| connections.admit(&stream, STRANGER).unwrap();
-    let lanes: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(admit).collect();
-    assert!(!lanes.iter().any(Place::gave_way));
+    let lanes: Vec<ConnectionSlot> = (0..UNKNOWN_OF_HOSTS.per_source).map(admit).collect();
+    assert!(!lanes.iter().any(ConnectionSlot::gave_way));
 }
 
 /// A host with as many lanes as it may have, which is more than it needs.

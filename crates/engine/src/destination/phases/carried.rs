@@ -33,7 +33,7 @@ use super::end::End;
 use super::receive::{Opened, Reach};
 use super::sharing::{Found, Shares};
 use crate::caught::caught;
-use crate::destination::connections::Place;
+use crate::destination::connections::ConnectionSlot;
 use crate::destination::nic_use::Telling;
 use crate::destination::postcopies::Relayed;
 use crate::error::LinkError;
@@ -119,7 +119,7 @@ enum Next {
 
 impl Connected<'_> {
     /// Carries the migration to the QEMU that waits here, until either end closes.
-    pub(super) fn carry(&self, order: &Carry, place: &mut Place) -> Result<(), End> {
+    pub(super) fn carry(&self, order: &Carry, place: &mut ConnectionSlot) -> Result<(), End> {
         self.check_from(&order.from)?;
         self.link.set_dead_after(CARRIED_DEAD_AFTER).map_err(End::failed)?;
         let manager = self.shared.local.manager.as_ref().ok_or_else(|| {

@@ -26,7 +26,7 @@ use super::end::{End, ended};
 use super::sharing::{Agreed, Found};
 use crate::caught::caught;
 use crate::destination::by_name::ByName;
-use crate::destination::connections::Place;
+use crate::destination::connections::ConnectionSlot;
 use crate::destination::domain::DomainWriter;
 use crate::destination::lanes::Memory;
 use crate::destination::nic_use::Telling;
@@ -78,7 +78,7 @@ impl Connected<'_> {
     pub(super) fn receive_domain(
         &self,
         order: &ReceiveDomain,
-        place: &mut Place,
+        place: &mut ConnectionSlot,
     ) -> Result<(), End> {
         self.check_from(&order.from)?;
         let (xen, domain) = self.admit_domain(order)?;

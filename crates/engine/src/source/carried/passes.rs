@@ -65,7 +65,7 @@ pub(super) struct Passes {
 }
 
 /// A page's place in RAM.
-type Place = (BlockId, PageIndex);
+type RamPosition = (BlockId, PageIndex);
 
 struct State {
     seen: Seen,
@@ -75,11 +75,11 @@ struct State {
     last_epoch_bytes: u64,
     epoch: u32,
     /// The furthest page of the pass until now, or until this epoch.
-    last: Option<Place>,
+    last: Option<RamPosition>,
     /// The furthest page of this epoch beyond `last`, and the furthest of those not beyond
     /// it, which show that a pass has begun.
-    ahead: Option<Place>,
-    again: Option<Place>,
+    ahead: Option<RamPosition>,
+    again: Option<RamPosition>,
 }
 
 impl Passes {
@@ -156,7 +156,7 @@ impl State {
         (*began, *bytes_then) = (Instant::now(), *bytes);
     }
 
-    fn in_order(&mut self, places: impl Iterator<Item = Place>) {
+    fn in_order(&mut self, places: impl Iterator<Item = RamPosition>) {
         for place in places {
             if Some(place) <= self.last {
                 self.begin();
@@ -176,7 +176,7 @@ impl State {
     }
 
     /// A section that arrives late, on another channel, tells nothing new.
-    fn section(&mut self, epoch: u32, places: impl Iterator<Item = Place>) {
+    fn section(&mut self, epoch: u32, places: impl Iterator<Item = RamPosition>) {
         if epoch < self.epoch {
             return;
         }

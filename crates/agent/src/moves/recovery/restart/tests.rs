@@ -264,7 +264,7 @@ fn a_vm_that_was_taken_back_is_not_tried_and_is_here_if_it_runs_all_the_same() {
         Some(Kept::Destination(kept)) => kept,
         other => panic!("{other:?}"),
     };
-    let place = Some(Place::Found(registry.claim_found("web1")));
+    let place = Some(VmClaim::Found(registry.claim_found("web1")));
     let (registry_too, qemu) = (Arc::clone(&registry), Some(Arc::clone(&machine)));
     let opened = kept.journal.opened();
     let mut effects = DestinationEffects::new(registry_too, opened, qemu, None, place);

@@ -3,7 +3,7 @@ use cachemap::{AnswerKind, Budget, Device, Limits, Listener, Query, Reply, State
 use super::*;
 
 fn stretch(first: u32, pages: u32, disk: u16, sector: u64) -> Stretch {
-    Stretch { first, pages, place: DiskPlace { disk, sector }, at: 100 * first as usize }
+    Stretch { first, pages, place: DiskLocation { disk, sector }, at: 100 * first as usize }
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn pages_are_found_in_any_order() {
     ] {
         let found = places.find(PageIndex(page));
         let expected = expected.map(|(disk, sector, part, at)| Found {
-            place: DiskPlace { disk, sector },
+            place: DiskLocation { disk, sector },
             part,
             at,
         });

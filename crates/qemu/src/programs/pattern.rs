@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
     "qemu-programs: `{0}` is not a path of programs: write an absolute path, in whose last part a \
      * matches any letters, such as /opt/qemu/bin/qemu-system-*"
 )]
-pub struct PlaceError(String);
+pub struct PatternError(String);
 
 /// A directory, and names of programs in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Pattern {
     dir: PathBuf,
     /// What the name starts with, and ends with if there is a `*` between.
     begins: String,
     ends: Option<String>,
 }
 
-impl Place {
-    pub(super) fn parse(text: &str) -> Result<Self, PlaceError> {
-        let error = || PlaceError(text.to_owned());
+impl Pattern {
+    pub(super) fn parse(text: &str) -> Result<Self, PatternError> {
+        let error = || PatternError(text.to_owned());
         let (dir, name) = text.rsplit_once('/').ok_or_else(error)?;
         let path = Path::new(text);
         let odd = path.components().any(|part| part.as_os_str() == "..") || name == ".";
@@ -56,7 +56,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let star = if self.ends.is_some() { "*" } else { "" };
         let ends = self.ends.as_deref().unwrap_or_default();
@@ -71,8 +71,8 @@ mod tests {
 
     #[test]
     fn names_of_programs() {
-        let place = Place::parse("/opt/q/qemu-*-x").unwrap();
-        assert_eq!(place.to_string(), "/opt/q/qemu-*-x");
+        let pattern = Pattern::parse("/opt/q/qemu-*-x").unwrap();
+        assert_eq!(pattern.to_string(), "/opt/q/qemu-*-x");
         for (path, expected) in [
             ("/opt/q/qemu-a-x", true),
             ("/opt/q/qemu--x", true),
@@ -82,16 +82,16 @@ mod tests {
             ("/opt/q/a/qemu-a-x", false),
             ("/opt/q/../q/qemu-a-x", false),
         ] {
-            assert_eq!(place.holds(Path::new(path)), expected, "{path}");
+            assert_eq!(pattern.holds(Path::new(path)), expected, "{path}");
         }
-        let plain = Place::parse("/kvm").unwrap();
+        let plain = Pattern::parse("/kvm").unwrap();
         assert!(plain.holds(Path::new("/kvm")) && !plain.holds(Path::new("/kvm2")));
         assert_eq!(plain.to_string(), "/kvm");
-        let all = Place::parse("/opt/*").unwrap();
+        let all = Pattern::parse("/opt/*").unwrap();
         assert!(all.named(OsStr::new("..")).is_none() && all.named(OsStr::new("a")).is_some());
         for odd in ["", "kvm", "bin/kvm", "/bin/", "/*/kvm", "/a/**", "/a/../kvm", "/a/.", "/a/.."]
         {
-            assert!(Place::parse(odd).is_err(), "{odd}");
+            assert!(Pattern::parse(odd).is_err(), "{odd}");
         }
     }
 }
