@@ -312,7 +312,7 @@ impl Gangs {
 
 /// The plan of the moves that are left.
 fn planned(report: &GangReport) -> GangPlan {
-    let left = report.moves.iter().filter(|one| !one.state.is_over());
+    let left = report.moves.iter().filter(|one| !one.state.has_ended());
     let moves = left.map(|one| PlannedMove {
         vm: one.vm.clone(),
         from: one.from.clone(),

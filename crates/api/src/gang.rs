@@ -276,7 +276,7 @@ pub enum MoveState {
 impl MoveState {
     /// Whether this state is final.
     #[must_use]
-    pub fn is_over(self) -> bool {
+    pub fn has_ended(self) -> bool {
         !matches!(self, Self::Waiting | Self::Moving)
     }
 }

@@ -155,7 +155,7 @@ impl Authority {
         let validity = certificate::validity(certificate)
             .ok_or_else(|| broken("ca.crt is not a certificate"))?;
         let now = SystemTime::now();
-        if validity.is_over(now) {
+        if validity.has_expired(now) {
             return Err(AuthorityError::Expired { dir: dir.to_owned(), day: validity.last_day() });
         }
         let key = KeyPair::try_from(&files::key(&key_file)?)

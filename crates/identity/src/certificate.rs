@@ -20,7 +20,7 @@ pub struct Validity {
 impl Validity {
     /// Whether it has expired.
     #[must_use]
-    pub fn is_over(&self, now: SystemTime) -> bool {
+    pub fn has_expired(&self, now: SystemTime) -> bool {
         seconds(now) > self.not_after_s
     }
 
@@ -40,7 +40,7 @@ impl Validity {
     /// Whether a peer with the right time refuses it.
     #[must_use]
     pub fn is_refused(&self, now: SystemTime) -> bool {
-        self.is_over(now) || self.is_early(now)
+        self.has_expired(now) || self.is_early(now)
     }
 
     /// Its last day.
@@ -53,7 +53,7 @@ impl Validity {
     pub(crate) fn as_seen_here(&self, now: SystemTime) -> String {
         let (from, until) = (minute(self.not_before_s), minute(self.not_after_s));
         let says = match () {
-            () if self.is_over(now) => format!("it has expired on {until}"),
+            () if self.has_expired(now) => format!("it has expired on {until}"),
             () if self.is_early(now) => format!("it is valid only from {from} on"),
             () => format!("it is valid until {until}: one of the two clocks is wrong"),
         };
@@ -65,7 +65,7 @@ impl Validity {
     #[must_use]
     pub fn warning(&self, what: &str, notice: Duration, now: SystemTime) -> Option<String> {
         let (left, day) = (self.left(now), self.last_day());
-        if self.is_over(now) {
+        if self.has_expired(now) {
             return Some(format!(
                 "the certificate of {what} has expired on {day}: issue a new one"
             ));

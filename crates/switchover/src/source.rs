@@ -102,7 +102,7 @@ pub enum Action {
     /// Show the operator what this side can't know or do.
     KeepInDoubt(Doubt),
     /// The VM's fate is decided. The machine may still have to inform the other side, until
-    /// [`Machine::is_over`].
+    /// [`Machine::has_ended`].
     Done(Outcome),
 }
 
@@ -223,7 +223,7 @@ impl Machine {
 
     /// Whether nothing is left to do, and the journal is removed.
     #[must_use]
-    pub fn is_over(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.state == State::Over
     }
 

@@ -129,7 +129,7 @@ fn a_destination_that_is_not_who_it_should_be() {
 
     let Secured { world, certificates } = &refusing.secured;
     let end = certificates.give_ending(world.host(Side::B), "host-b").unwrap();
-    until("the certificate has expired", || end.is_over(SystemTime::now()));
+    until("the certificate has expired", || end.has_expired(SystemTime::now()));
     refusing.secured.restart(Side::B);
     let log = refusing.secured.world.agent(Side::B).log_text();
     assert!(log.contains("the certificate of host host-b has expired on"), "{log}");
@@ -156,7 +156,7 @@ fn a_source_that_is_not_who_it_should_be() {
 
     let Secured { world, certificates } = &refusing.secured;
     let end = certificates.give_ending(world.host(Side::A), "host-a").unwrap();
-    until("the certificate has expired", || end.is_over(SystemTime::now()));
+    until("the certificate has expired", || end.has_expired(SystemTime::now()));
     refusing.secured.restart(Side::A);
     refusing.refuses(
         "the peer reports that this host's certificate has expired",

@@ -403,7 +403,7 @@ impl Run {
 
     fn tell_begin(&self) {
         let report = self.gang.report();
-        let vms = report.moves.iter().filter(|one| !one.state.is_over()).count();
+        let vms = report.moves.iter().filter(|one| !one.state.has_ended()).count();
         self.events.publish(Happening::GangBegan { gang: report.id, vms });
     }
 

@@ -91,7 +91,7 @@ impl Display {
         if self.told.len() <= number {
             self.told.resize(number + 1, false);
         }
-        if one.state.is_over() && !self.told[number] {
+        if one.state.has_ended() && !self.told[number] {
             self.told[number] = true;
             self.say(&end_line(one));
         }

@@ -122,7 +122,7 @@ impl Connected<'_> {
             }
             return Ok(());
         }
-        if !driver.machine().is_over() {
+        if !driver.machine().has_ended() {
             let machine = keeper.shared_machine();
             let (incoming, arriving) = keeper.undecided();
             self.shared.host.settle(Unsettled { driver, machine, incoming, arriving });

@@ -65,7 +65,7 @@ fn it_runs_the_vm_on_go_and_not_before() {
     assert_eq!(machine.step(go()), [send(ToSource::Running)], "it was not received");
     assert_eq!(machine.step(Event::Timeout), [send(ToSource::Running)]);
     assert_eq!(machine.step(received(ToDestination::Unknown)), [Action::Forget]);
-    assert!(machine.is_over());
+    assert!(machine.has_ended());
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn before_it_is_loaded_anything_ends_it_and_nothing_is_kept() {
         assert_eq!(machine.step(event), [Action::QemuKill]);
         let actions = machine.step(Event::QemuExited);
         assert_eq!(actions.last(), Some(&Action::Forget));
-        assert!(machine.is_over());
+        assert!(machine.has_ended());
     }
 }
 
@@ -324,7 +324,7 @@ fn a_driver_receives_a_vm() {
         driver.step(event, &mut effects);
     }
     assert_eq!(effects.done, ["send Loaded", "cont", "settle", "done Here", "send Running"]);
-    assert!(driver.machine().is_over() && journals.contents().unwrap().is_empty());
+    assert!(driver.machine().has_ended() && journals.contents().unwrap().is_empty());
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn a_journal_stays_until_the_vm_is_noted_elsewhere() {
     assert_eq!(kept.noted(), Noted::Running);
     effects.cannot_note = false;
     driver.step(Event::Timeout, &mut effects);
-    assert!(driver.machine().is_over() && journals.contents().unwrap().is_empty());
+    assert!(driver.machine().has_ended() && journals.contents().unwrap().is_empty());
 }
 
 #[test]

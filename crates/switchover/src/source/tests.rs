@@ -115,7 +115,7 @@ fn whatever_goes_wrong_before_the_commit_leaves_the_vm_here() {
             assert!(aborted && actions[1] == go_on(), "{failure:?}: {actions:?}");
             let actions = machine.step(Event::WentOn);
             assert!(matches!(&actions[0], Action::Done(Outcome::Stays { .. })));
-            assert!(machine.is_over());
+            assert!(machine.has_ended());
         }
     }
 }
@@ -147,7 +147,7 @@ fn it_quits_on_running_and_removes_its_journal_when_qemu_has_ended() {
     assert_eq!(machine.step(received(ToSource::Running)), [Action::QemuQuit]);
     assert_eq!(machine.step(Event::Timeout), [Action::QemuQuit], "it did not end");
     assert_eq!(machine.step(Event::QemuExited), forgets(Outcome::Moved));
-    assert!(machine.is_over() && machine.wait().is_none());
+    assert!(machine.has_ended() && machine.wait().is_none());
     assert_eq!(machine.step(received(ToSource::Running)), [send(ToDestination::Unknown)]);
 }
 
@@ -159,7 +159,7 @@ fn a_vm_whose_qemu_ends_when_it_has_released_it_is_the_destinations() {
     assert_eq!(machine.step(Event::Completed), []);
     assert!(machine.is_released());
     assert_eq!(machine.step(Event::QemuExited), []);
-    assert!(machine.is_released() && !machine.is_over());
+    assert!(machine.is_released() && !machine.has_ended());
     let commits = [Action::Journal(Record::Committed { run: true }), go()];
     assert_eq!(machine.step(received(ToSource::Loaded)), commits);
     assert!(!machine.is_released() && machine.is_committed());
@@ -205,7 +205,7 @@ fn the_operator_takes_it_back_or_gives_it_away() {
     let both = machine.step(received(ToSource::Running));
     assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsThereToo)]);
     let _ = machine.step(received(ToSource::Lost { reason: reason() }));
-    assert!(machine.is_over());
+    assert!(machine.has_ended());
 
     let mut machine = committed();
     let actions = machine.step(Event::Resolve(Resolution::There));
@@ -213,7 +213,7 @@ fn the_operator_takes_it_back_or_gives_it_away() {
     assert_eq!(machine.step(Event::QemuExited), [Action::Done(Outcome::Moved), go()]);
     assert_eq!(machine.step(Event::Timeout), [go()], "it still has the destination run it");
     let _ = machine.step(received(ToSource::Running));
-    assert!(machine.is_over());
+    assert!(machine.has_ended());
 }
 
 /// Something sent `cont` to its QEMU, and then its agent was restarted.
@@ -234,7 +234,7 @@ fn a_vm_that_runs_at_both_ends_is_ended_here_or_goes_on_here() {
     assert_eq!(actions, [Action::Journal(Record::Dropped), Action::QemuQuit]);
     assert_eq!(machine.step(Event::QemuExited), [Action::Done(Outcome::Moved), go()]);
     let _ = machine.step(received(ToSource::Running));
-    assert!(machine.is_over());
+    assert!(machine.has_ended());
 
     // The operator stops it at the destination, which continues saying that it has the VM.
     let mut machine = at_both();
@@ -244,7 +244,7 @@ fn a_vm_that_runs_at_both_ends_is_ended_here_or_goes_on_here() {
     let both = machine.step(received(ToSource::Running));
     assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsThereToo)]);
     let _ = machine.step(Event::Resolve(Resolution::Here));
-    assert!(machine.is_over());
+    assert!(machine.has_ended());
 }
 
 /// Its operator was mistaken: the destination runs it, and holds its disks.
@@ -273,7 +273,7 @@ fn a_vm_that_was_taken_back_and_runs_there_is_not_tried_until_the_operator_decid
     assert_eq!(machine.step(Event::Timeout), [Action::QemuQuit], "it did not end");
     assert_eq!(machine.step(Event::QemuExited), [Action::Done(Outcome::Moved), go()]);
     let _ = machine.step(received(ToSource::Running));
-    assert!(machine.is_over());
+    assert!(machine.has_ended());
 
     // The record can't be written: the destination's next word ends the copy here.
     let mut machine = taking_back();
@@ -344,7 +344,7 @@ fn two_copies_are_no_longer_in_doubt_when_the_one_here_has_ended() {
     assert_eq!(machine.step(Event::QemuExited), []);
     let actions = machine.step(received(ToSource::Running));
     assert_eq!(actions, [Action::Forget, send(ToDestination::Unknown)]);
-    assert!(machine.is_over() && machine.doubt().is_none());
+    assert!(machine.has_ended() && machine.doubt().is_none());
 }
 
 /// The destination may never come back.
@@ -361,7 +361,7 @@ fn a_vm_that_was_taken_back_is_settled_when_the_operator_says_so_again() {
     let mut in_conflict = machine.clone();
     let settles = [Action::Forget, send(ToDestination::Unknown)];
     assert_eq!(machine.step(here()), settles);
-    assert!(machine.is_over() && machine.wait().is_none());
+    assert!(machine.has_ended() && machine.wait().is_none());
     // It comes back anyway.
     assert_eq!(machine.step(received(ToSource::Loaded)), [send(ToDestination::Unknown)]);
     assert_eq!(machine.step(here()), []);
@@ -372,7 +372,7 @@ fn a_vm_that_was_taken_back_is_settled_when_the_operator_says_so_again() {
     assert_eq!(in_conflict.step(here()), settles);
     assert!(in_conflict.doubt().is_none());
     assert_eq!(in_conflict.step(Event::JournalFailed { reason: reason() }), []);
-    assert!(!in_conflict.is_over());
+    assert!(!in_conflict.has_ended());
     assert_eq!(in_conflict.step(Event::Timeout), settles, "it is removed later");
 }
 
@@ -536,7 +536,7 @@ fn a_driver_performs_a_whole_switchover() {
     assert_eq!(kept(dir.path()).unwrap().noted().phase, Phase::Committed);
     driver.step(received(ToSource::Running), &mut effects);
     assert_eq!(effects.done[2..], ["quit", "done Moved", "send Unknown"]);
-    assert!(driver.machine().is_over() && kept(dir.path()).is_none());
+    assert!(driver.machine().has_ended() && kept(dir.path()).is_none());
 }
 
 #[test]
@@ -553,7 +553,7 @@ fn a_driver_restarts_from_its_journal() {
     assert_eq!(effects.done, ["send Go { run: true }", "doubt Unanswered"]);
     driver.step(received(ToSource::Refused { reason: reason() }), &mut effects);
     assert_eq!(effects.done[2], "go on true");
-    assert!(driver.machine().is_over());
+    assert!(driver.machine().has_ended());
 }
 
 /// The journal was created while the VM ran.
@@ -567,7 +567,7 @@ fn a_vm_that_its_owner_paused_stays_paused_after_a_restart() {
     let mut effects = Notes::default();
     let driver = Driver::restart(kept(dir.path()).unwrap(), Found::Runs, &mut effects);
     assert_eq!(effects.done[0], "go on false");
-    assert!(driver.machine().is_over());
+    assert!(driver.machine().has_ended());
 }
 
 /// The agent that received it has ended since.

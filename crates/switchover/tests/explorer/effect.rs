@@ -95,12 +95,12 @@ impl World {
                 self.history.ended = true;
             }
         }
-        if matches!(self.source.machine(), Some(machine) if machine.is_over())
+        if matches!(self.source.machine(), Some(machine) if machine.has_ended())
             && !self.source.is_busy()
         {
             self.source = Agent::Stranger;
         }
-        if matches!(self.destination.machine(), Some(machine) if machine.is_over())
+        if matches!(self.destination.machine(), Some(machine) if machine.has_ended())
             && !self.destination.is_busy()
         {
             self.destination = Agent::Stranger;

@@ -143,7 +143,7 @@ impl Connected<'_> {
             self.shared.host.take_up_domain(&order.switchover);
             return Ok(());
         }
-        if !driver.machine().is_over() {
+        if !driver.machine().has_ended() {
             self.shared.host.settle_domain(UnsettledDomain { driver, arriving });
         }
         Ok(())

@@ -63,7 +63,7 @@ impl<'m, P: Reversible<'m>> Journaled<P> {
     pub(crate) fn end(self, outcome: Outcome) -> Ended {
         let Self { phase, driver, fate } = self;
         phase.account();
-        let settlement = if driver.machine().is_over() {
+        let settlement = if driver.machine().has_ended() {
             Settlement::Settled
         } else if fate.is_some() {
             Settlement::Undelivered(driver)

@@ -134,7 +134,7 @@ impl<'m> Leading<'m> {
         self.link.close();
         let report = self.report_builder.end(outcome);
         let Self { driver, departing, .. } = self;
-        let is_over = driver.machine().is_over();
+        let is_over = driver.machine().has_ended();
         DepartedDomain { report, unsettled: (!is_over).then_some((driver, departing)) }
     }
 
