@@ -25,7 +25,7 @@ mod tests;
 pub use announcer::{Announcer, after};
 pub use at_lane::AtLane;
 pub use errand::Errand;
-pub use guest_page_cache::{Asking, GuestPageCache, Room};
+pub use guest_page_cache::{GuestPageCache, GuestQuery, Room};
 pub use named_before::NamedBefore;
 pub use naming::{Naming, Plan, Waits};
 pub use stage::Stage;

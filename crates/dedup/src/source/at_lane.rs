@@ -9,7 +9,7 @@ use transport::{Change, Load, Sender};
 use wire::Names;
 
 use super::errand::{Announcement, Errand, Kind, LightQuery, Query};
-use super::naming::{Asking, Labels};
+use super::naming::{Labels, Offered};
 use super::reread::RereadPages;
 use super::stage::Stage;
 
@@ -79,23 +79,23 @@ impl<'s> AtLane<'s> {
         has_asked: bool,
     ) -> io::Result<()> {
         let asking = if batch.bodies().is_empty() {
-            Asking::No
+            Offered::No
         } else {
             self.labels.clear();
             self.stage.naming().name(&batch, &mut self.labels)
         };
         // Naming may have ended since.
-        let ticket = if asking == Asking::No { None } else { self.stage.ticket() };
+        let ticket = if asking == Offered::No { None } else { self.stage.ticket() };
         let queue = self.stage.queue();
-        let is_kept = asking == Asking::All && ticket.is_some();
+        let is_kept = asking == Offered::All && ticket.is_some();
         if is_kept && !has_asked {
-            queue.asks();
+            queue.adds_query();
         } else if has_asked && !is_kept {
             queue.settle(Change { answered: 1, ..Change::default() });
         }
         match (asking, ticket) {
-            (Asking::No, _) | (_, None) => lane.send(Load::Pages(batch)),
-            (Asking::All, Some(ticket)) => {
+            (Offered::No, _) | (_, None) => lane.send(Load::Pages(batch)),
+            (Offered::All, Some(ticket)) => {
                 let pages = batch.bodies().iter().map(|body| body.page);
                 let names = Names {
                     fills: batch.fills(),
@@ -107,7 +107,7 @@ impl<'s> AtLane<'s> {
                 let written = lane.write_other(&self.head);
                 lane.sent(Load::Other(Errand(Kind::Query(Query { batch, ticket }))), written)
             }
-            (Asking::Only(set), Some(ticket)) => self.offer_some(lane, batch, set, ticket),
+            (Offered::Only(set), Some(ticket)) => self.offer_some(lane, batch, set, ticket),
         }
     }
 

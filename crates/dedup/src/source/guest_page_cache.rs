@@ -4,9 +4,9 @@
 //! the helper's answer went over the network. The answer is a hint: the destination checks that
 //! the disk's content has the page's name.
 
-mod asking;
 mod bits;
 mod map;
+mod query;
 
 use std::sync::atomic::{
     AtomicBool, AtomicU32,
@@ -20,11 +20,11 @@ use wire::Announced;
 #[cfg(test)]
 use wire::DiskLocation;
 
-pub use asking::Asking;
 use bits::Bits;
 pub use map::Room;
 use map::{Map, Parts, on_disks};
 pub(crate) use map::{OnDisk, Places};
+pub use query::GuestQuery;
 
 /// What is known of the guest's page cache.
 #[derive(Debug, Default)]

@@ -43,7 +43,7 @@ impl Labels {
 
 /// Which bodies of a batch are queried by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asking {
+pub(super) enum Offered {
     /// None: the bodies are sent at once.
     No,
     /// All of them.
@@ -139,7 +139,7 @@ impl Naming {
 
     /// Whether the destination is queried at all.
     #[must_use]
-    pub fn asks(&self) -> bool {
+    pub fn queries(&self) -> bool {
         self.shares() || self.plan.cached.is_some()
     }
 
@@ -288,15 +288,15 @@ impl Naming {
     }
 
     /// Names the bodies of a batch that are to go by name, in order, into empty `labels`.
-    pub(super) fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking {
+    pub(super) fn name(&self, batch: &Batch, labels: &mut Labels) -> Offered {
         if !self.names(batch.block, batch.epoch) {
-            return Asking::No;
+            return Offered::No;
         }
         let may_wait = self.may_wait(batch.block);
         let on_disk = if may_wait { self.find(batch, &mut labels.places) } else { PageSet::NONE };
         let shares = self.shares();
         if on_disk.is_empty() && !shares {
-            return Asking::No;
+            return Offered::No;
         }
         // A batch is kept as a whole.
         let all = shares || self.keeps(batch.block);
@@ -309,7 +309,7 @@ impl Naming {
         let name = |body: &Body| namer.name(body.page, batch.bytes_of(*body));
         labels.names.extend(named.map(|(_, body)| body).map(name));
         namer.count();
-        if all { Asking::All } else { Asking::Only(on_disk) }
+        if all { Offered::All } else { Offered::Only(on_disk) }
     }
 
     /// How many of the pages that the destination awaits lanes should have queued, once they have
@@ -381,7 +381,7 @@ mod tests {
         }
         naming.hand_over(&mut batch);
         let mut labels = Labels::default();
-        assert_eq!(naming.name(&batch, &mut labels), Asking::All);
+        assert_eq!(naming.name(&batch, &mut labels), Offered::All);
         assert_eq!(labels.names, [7, 9, 7].map(|byte| key.name(&[byte; PAGE_BYTES])));
         assert_eq!(naming.named_before_bytes(), PAGE_BYTES as u64, "two have changed since");
     }
@@ -399,10 +399,10 @@ mod tests {
             naming.hand_over(&mut batch);
             naming.name(&batch, &mut Labels::default())
         };
-        assert_eq!([0, 1, 2].map(asks), [Asking::No, Asking::All, Asking::No]);
+        assert_eq!([0, 1, 2].map(asks), [Offered::No, Offered::All, Offered::No]);
         assert!(naming.may_wait(BlockId(1)));
         naming.end_first_pass();
-        assert_eq!(asks(1), Asking::All, "it is left of the first pass");
+        assert_eq!(asks(1), Offered::All, "it is left of the first pass");
         assert!(!naming.may_wait(BlockId(1)));
     }
 
@@ -420,10 +420,10 @@ mod tests {
         for epoch in [2, 2, 3] {
             naming.hand_over(&mut batch(epoch));
         }
-        assert_eq!([2, 3].map(asks), [Asking::All; 2]);
+        assert_eq!([2, 3].map(asks), [Offered::All; 2]);
         naming.end_first_pass();
-        assert_eq!([2, 3].map(asks), [Asking::All, Asking::No]);
+        assert_eq!([2, 3].map(asks), [Offered::All, Offered::No]);
         naming.end();
-        assert_eq!([2, 3].map(asks), [Asking::No; 2]);
+        assert_eq!([2, 3].map(asks), [Offered::No; 2]);
     }
 }

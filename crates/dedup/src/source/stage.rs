@@ -106,7 +106,7 @@ impl Stage {
     /// Whether the destination awaits pages or looks them up, or will: batches of the first pass
     /// wait for a lane. A VM that is stopped now would stand still meanwhile.
     #[must_use]
-    pub fn is_asking(&self) -> bool {
+    pub fn is_querying(&self) -> bool {
         let goes_by_name = |load: &Load<Errand>| match load {
             Load::Pages(batch) => {
                 !batch.bodies().is_empty() && self.naming.names(batch.block, batch.epoch)
@@ -115,7 +115,7 @@ impl Stage {
             Load::Blocks(_) => false,
         };
         let open = self.open.lock();
-        !open.pending.is_settled() || self.naming.asks() && self.queue.has(goes_by_name)
+        !open.pending.is_settled() || self.naming.queries() && self.queue.has(goes_by_name)
     }
 
     pub(super) fn queue(&self) -> &Queue<Errand> {
@@ -304,7 +304,7 @@ pub(super) mod tests {
     use transport::{Lanes, LanesPlan};
     use wire::Token;
 
-    use super::super::naming::{Asking, Labels, Plan};
+    use super::super::naming::{Labels, Offered, Plan};
     use super::*;
 
     /// Lanes without connections.
@@ -364,7 +364,7 @@ pub(super) mod tests {
             let stage = stage(&lanes);
             assert_eq!(stage.ticket(), Some(1));
             lanes.submit(batch(&pool)).unwrap();
-            stage.queue.asks();
+            stage.queue.adds_query();
             let received = stage.received(errand, answer);
             (received, lanes, stage)
         };
@@ -420,7 +420,7 @@ pub(super) mod tests {
     #[test]
     fn what_is_left_of_the_first_pass_is_waited_for() {
         let pool = Pool::new(8 << 20);
-        let is_asking = |epoch| {
+        let is_querying = |epoch| {
             let lanes = lanes();
             let stage = stage(&lanes);
             stage.naming.hand_over(&mut batch(&pool));
@@ -428,9 +428,9 @@ pub(super) mod tests {
             let mut waits = batch(&pool);
             waits.epoch = Epoch(epoch);
             lanes.submit(waits).unwrap();
-            stage.is_asking()
+            stage.is_querying()
         };
-        assert_eq!([0, 1].map(is_asking), [true, false]);
+        assert_eq!([0, 1].map(is_querying), [true, false]);
     }
 
     /// Its guest would stand still for as long as the destination waits.
@@ -440,14 +440,14 @@ pub(super) mod tests {
         let stage = stage(&lanes);
         assert_eq!(stage.ticket(), Some(1));
         lanes.submit(batch(&pool)).unwrap();
-        stage.queue.asks();
-        assert!(!stage.end_naming() && stage.is_asking(), "a batch is not answered");
+        stage.queue.adds_query();
+        assert!(!stage.end_naming() && stage.is_querying(), "a batch is not answered");
         assert_eq!(stage.ticket(), None, "no other is named");
         let query = Errand(Kind::Query(Query { batch: batch(&pool), ticket: 1 }));
         stage.received(query, Some(answer(0, 0b100))).unwrap();
-        assert!(!stage.end_naming() && stage.is_asking(), "a page is awaited");
+        assert!(!stage.end_naming() && stage.is_querying(), "a page is awaited");
         stage.late(1, Vec::new(), false);
-        assert!(stage.end_naming() && !stage.is_asking());
+        assert!(stage.end_naming() && !stage.is_querying());
     }
 
     #[test]
@@ -458,7 +458,7 @@ pub(super) mod tests {
         let query = |ticket| Errand(Kind::Query(Query { batch: batch(&pool), ticket }));
         assert_eq!(stage.ticket(), Some(1));
         lanes.submit(batch(&pool)).unwrap();
-        stage.queue.asks();
+        stage.queue.adds_query();
         stage.received(query(1), Some(answer(0, 0b111))).unwrap();
         assert_eq!(stage.open.lock().pending.bytes(), 3 * 4096);
         stage.end_first_pass();
@@ -474,10 +474,10 @@ pub(super) mod tests {
         let (naming, pool) = (Naming::new(plan), Pool::new(1 << 20));
         let mut labels = Labels::default();
         let batch = batch(&pool);
-        assert_eq!((naming.asks(), naming.name(&batch, &mut labels)), (false, Asking::No));
+        assert_eq!((naming.queries(), naming.name(&batch, &mut labels)), (false, Offered::No));
         assert!(labels.names.is_empty());
         naming.wake();
-        assert_eq!((naming.asks(), naming.name(&batch, &mut labels)), (true, Asking::All));
+        assert_eq!((naming.queries(), naming.name(&batch, &mut labels)), (true, Offered::All));
         assert_eq!(labels.names.len(), 3);
     }
 

@@ -130,7 +130,7 @@ impl<S: Stopping> Flow<S> {
         let stage = naming.as_ref().map(stage);
         lanes::start(&lanes, stage.as_ref(), link)
             .map_err(|error| local("starting the lanes' threads", error))?;
-        let asks = naming.as_ref().is_some_and(|naming| naming.asks());
+        let asks = naming.as_ref().is_some_and(|naming| naming.queries());
         state.set_useful_bytes(lanes.useful_bytes(asks));
         state.adjust_pool();
         let pacing = Pacing::start(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use api::{BitRate, FromStorage, HelperBudget, ReadDisks};
 use cachemap::Budget;
 use content::Key;
-use dedup::source::{Asking, GuestPageCache, Room, StorageNotes};
+use dedup::source::{GuestPageCache, GuestQuery, Room, StorageNotes};
 use qemu::disks::Disk;
 use qemu::guest_disks::{self, GuestDisk, Reading};
 use qemu::guest_port::HasGuest;
@@ -20,7 +20,7 @@ use crate::resources::Pools;
 /// Pages that the destination may read from the VM's disks.
 pub(crate) struct FromDisks {
     pub(crate) cached: Arc<GuestPageCache>,
-    asking: Asking,
+    query: GuestQuery,
     pub(crate) order: StorageOrder,
     pub(crate) notes: Arc<StorageNotes>,
 }
@@ -36,7 +36,7 @@ impl FromDisks {
         if disks.contains(&true) {
             return Some(self);
         }
-        self.asking.cancel();
+        self.query.cancel();
         None
     }
 }
@@ -44,16 +44,16 @@ impl FromDisks {
 impl Connected<'_> {
     /// Starts queries to the guest's helper, if pages are to be read from disks. None,
     /// with a note, if that is impossible.
-    pub(crate) fn ask_guest(&self, ram: &RamBlocks, moving: &[Disk]) -> Option<FromDisks> {
+    pub(crate) fn query_guest(&self, ram: &RamBlocks, moving: &[Disk]) -> Option<FromDisks> {
         if self.context.request.storage.read == ReadDisks::Off {
             return None;
         }
         let notes = notes(&self.context.request.storage, &self.context.report_builder);
-        let begun = self.try_to_ask(ram, moving, &notes);
+        let begun = self.try_to_query(ram, moving, &notes);
         begun.map_err(|why| notes.note(format!("no page is read from storage: {why}"))).ok()
     }
 
-    fn try_to_ask(
+    fn try_to_query(
         &self,
         ram: &RamBlocks,
         moving: &[Disk],
@@ -67,12 +67,12 @@ impl Connected<'_> {
         let machine = &self.context.vm.machine;
         let all = guest_disks::disks(&machine.qmp, Path::new(&self.context.vm.cwd));
         let all = all.map_err(|error| error.to_string())?;
-        let vm = Asked {
+        let vm = QueriedVm {
             vm: Arc::clone(machine) as _,
             disks: readable(all, moving)?,
             blocks: ram.reached.iter().map(|block| (block.name.clone(), block.bytes)).collect(),
         };
-        vm.ask(&self.context.request.storage, &self.pools, notes)
+        vm.query(&self.context.request.storage, &self.pools, notes)
     }
 }
 
@@ -107,16 +107,16 @@ pub(super) fn readable(
 }
 
 /// A VM whose guest is queried.
-pub(super) struct Asked {
+pub(super) struct QueriedVm {
     pub(super) vm: Arc<dyn HasGuest>,
     pub(super) disks: Vec<GuestDisk>,
     /// The RAM blocks that matter.
     pub(super) blocks: Vec<(String, u64)>,
 }
 
-impl Asked {
+impl QueriedVm {
     /// Starts the queries.
-    pub(super) fn ask(
+    pub(super) fn query(
         self,
         storage: &FromStorage,
         pools: &Pools,
@@ -129,9 +129,9 @@ impl Asked {
             bytes_per_s: storage.limit.map(BitRate::bytes_per_s),
         };
         let bounds = (budget(storage.helper), Room::next_to(pools.bound_bytes));
-        let (asking, cached) = Asking::start(vm, disks, blocks, bounds, storage.share, notes)
+        let (query, cached) = GuestQuery::start(vm, disks, blocks, bounds, storage.share, notes)
             .map_err(|error| error.to_string())?;
-        Ok(FromDisks { cached, asking, order, notes: Arc::clone(notes) })
+        Ok(FromDisks { cached, query, order, notes: Arc::clone(notes) })
     }
 }
 

@@ -84,7 +84,7 @@ impl<X> Queue<X> {
 
     /// Notes that a batch is kept until it is answered. While there are many of those, no
     /// waiting batch is taken.
-    pub fn asks(&self) {
+    pub fn adds_query(&self) {
         self.state.lock().asked += 1;
     }
 

@@ -131,7 +131,7 @@ fn unanswered_batches_hold_up_waiting_ones() {
         .map(|nth| {
             submit();
             assert!(matches!(take(), Some(Load::Pages(_))));
-            queue.asks();
+            queue.adds_query();
             Load::Other(nth)
         })
         .collect();

@@ -18,7 +18,7 @@ use crate::error::MigrationError;
 use crate::link::Received;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
-use crate::source::from_disks::{Asked, FromDisks, notes, readable};
+use crate::source::from_disks::{FromDisks, QueriedVm, notes, readable};
 
 /// Time for the destination to open images, or to report why not.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
@@ -47,7 +47,7 @@ impl Agents {
             return Ok(None);
         }
         let notes = notes(storage, report_builder);
-        let begun = self.vm(main).and_then(|vm| vm.ask(storage, pools, &notes));
+        let begun = self.vm(main).and_then(|vm| vm.query(storage, pools, &notes));
         let from = match begun {
             Ok(from) => from,
             Err(why) => {
@@ -70,7 +70,7 @@ impl Agents {
     }
 
     /// The VM, if its guest can be queried.
-    fn vm(&self, main: &UnixStream) -> Result<Asked, String> {
+    fn vm(&self, main: &UnixStream) -> Result<QueriedVm, String> {
         let qemu = process::of(main)?;
         let vm = Arc::new(Commanded::of_process(qemu.pid).map_err(|error| error.to_string())?);
         vm.guest_port().map_err(|why: NoPort| why.to_string())?;
@@ -79,7 +79,7 @@ impl Agents {
         }
         let disks = disks_of(&vm)?;
         let blocks = vm.memory()?.blocks;
-        Ok(Asked { vm: vm as _, disks: readable(disks, &[])?, blocks })
+        Ok(QueriedVm { vm: vm as _, disks: readable(disks, &[])?, blocks })
     }
 }
 

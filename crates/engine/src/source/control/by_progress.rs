@@ -252,7 +252,7 @@ impl Deciding {
         if !state.disks_ready.load(Relaxed) || !state.first_pass_over.load(Relaxed) {
             return Stage::Chasing;
         }
-        if by_name.as_ref().is_some_and(|by_name| by_name.is_asking()) {
+        if by_name.as_ref().is_some_and(|by_name| by_name.is_querying()) {
             // The destination may have to wait for that content, too.
             return Stage::Chasing;
         }

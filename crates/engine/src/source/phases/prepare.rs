@@ -118,7 +118,7 @@ impl<'m> Connected<'m> {
         };
         let ram = RamBlocks::of(&self.context.vm.machine);
         let moving = chosen.as_ref().map_or(&[][..], |chosen| &chosen.disks);
-        let storage = self.ask_guest(&ram, moving);
+        let storage = self.query_guest(&ram, moving);
         let read = storage.as_ref().map(|storage| storage.order.clone());
         self.send(&ToDestination::Prepare(Box::new(Prepare { storage: read, ..order })))?;
         Ok(Order { id, ram, storage, devices, chosen, challenges })

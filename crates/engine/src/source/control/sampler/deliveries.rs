@@ -155,7 +155,7 @@ impl Deliveries {
         self.since_dropped =
             if window.dropped > 0 { 0 } else { self.since_dropped.saturating_add(1) };
         self.state.set_dropping(self.since_dropped < DROPPING_LOOKS);
-        let asks = self.by_name.as_ref().is_some_and(|stage| stage.naming().asks());
+        let asks = self.by_name.as_ref().is_some_and(|stage| stage.naming().queries());
         self.state.set_useful_bytes(self.lanes.useful_bytes(asks));
     }
 }

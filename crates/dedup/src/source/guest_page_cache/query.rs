@@ -27,14 +27,14 @@ const NOWHERE: &str = "no page is read from storage: none that the guest's helpe
                        in the VM's RAM";
 
 /// The querying thread. Dropping it ends the thread.
-pub struct Asking {
+pub struct GuestQuery {
     _thread: Joined,
     line: Arc<Line>,
 }
 
-impl Asking {
-    /// Asks the VM's helper which pages of `blocks` are on `disks`, which are numbered in this
-    /// order. The answer may cost the guest `budget` and this agent `room`. With `percent`, only
+impl GuestQuery {
+    /// Queries the VM's helper: which pages of `blocks` are on `disks`, numbered in this order?
+    /// The answer may cost the guest `budget` and this agent `room`. With `percent`, only
     /// that share of it is used.
     ///
     /// # Errors
@@ -52,8 +52,8 @@ impl Asking {
             let notes = Arc::clone(notes);
             let (cached, line) = (Arc::clone(&cached), Arc::clone(&line));
             move || {
-                let asking = Ask { machine: &*machine, disks: &disks, blocks, budget, percent };
-                if let Err(why) = asking.ask(room, &line, &cached, &notes)
+                let query = Query { machine: &*machine, disks: &disks, blocks, budget, percent };
+                if let Err(why) = query.run(room, &line, &cached, &notes)
                     && !line.is_needless()
                     && machine.is_here()
                 {
@@ -72,7 +72,7 @@ impl Asking {
     }
 }
 
-impl Drop for Asking {
+impl Drop for GuestQuery {
     fn drop(&mut self) {
         self.line.hang_up();
     }
@@ -122,7 +122,7 @@ impl Line {
 }
 
 /// The query, and the VM it goes to.
-struct Ask<'a> {
+struct Query<'a> {
     machine: &'a dyn HasGuest,
     disks: &'a [GuestDisk],
     blocks: Vec<(String, u64)>,
@@ -130,8 +130,8 @@ struct Ask<'a> {
     percent: Option<u8>,
 }
 
-impl Ask<'_> {
-    fn ask(
+impl Query<'_> {
+    fn run(
         &self,
         mut room: Room,
         line: &Line,
