@@ -10,9 +10,11 @@ mod field;
 mod host_root;
 mod initramfs;
 mod install;
+mod kit;
 mod libvirt;
 mod nfs;
 mod nft;
+mod progress;
 mod qemus;
 mod ssh;
 mod store;
@@ -22,95 +24,33 @@ mod xen;
 
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::{env, fmt, thread};
+use std::{env, thread};
 
 pub use accelerator::Accelerator;
 pub use answers::qemu_answers;
 pub(crate) use field::OVMF;
 pub use field::{Image, Kernel, Release};
 pub use host_root::HOSTS_QEMU;
+use kit::QEMU_CORRECT_UNDER_TCG;
+pub use kit::{Kit, Qemu};
 pub use libvirt::Libvirt;
 pub(crate) use libvirt::MODULES as QEMU_MODULES;
 pub use nfs::Nfs;
 pub use nft::Nft;
+pub(crate) use progress::say;
+pub use qemus::own_qemus;
 pub(crate) use store::VARIABLE as STORE_VARIABLE;
-pub use store::{remove_store, store};
+pub use store::{remove_store, repository, store};
 pub use version::Version;
 pub use xen::Xen;
 
-use serde::{Deserialize, Serialize};
-
 use crate::error::{LabError, Result};
 use crate::program;
-
-/// The first QEMU whose own migration is correct under TCG.
-const QEMU_CORRECT_UNDER_TCG: Version = Version { major: 9, minor: 0, patch: 0 };
-
-/// The current Debian, and its suite with later versions.
-const CURRENT_SUITES: [&str; 2] = ["trixie", "trixie-backports"];
 
 /// Environment variable with the kit, for programs that run one after the other.
 const KIT_VARIABLE: &str = "LAB_KIT";
 /// Environment variable with the wanted libvirt release.
 const LIBVIRT_VARIABLE: &str = "LAB_LIBVIRT";
-
-/// All that guests need.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Kit {
-    /// A QEMU that migrates correctly with `accelerator`.
-    pub qemu: PathBuf,
-    /// Its version.
-    pub qemu_version: Version,
-    /// The distribution's QEMU; often the same.
-    pub qemu_system: PathBuf,
-    /// Its version.
-    pub qemu_system_version: Version,
-    /// The guests' kernel.
-    pub kernel: PathBuf,
-    /// The guests' initramfs.
-    pub initrd: PathBuf,
-    /// The kernel of guests without an operating system.
-    pub bare_kernel: PathBuf,
-    /// KVM where it can boot Linux, else TCG.
-    pub accelerator: Accelerator,
-}
-
-impl Kit {
-    /// Whether a QEMU loses writes of its guest while that is moved.
-    #[must_use]
-    pub fn loses_writes(&self, qemu: &Qemu) -> bool {
-        self.accelerator == Accelerator::Tcg && qemu.version < QEMU_CORRECT_UNDER_TCG
-    }
-
-    /// The QEMU that migrates correctly.
-    #[must_use]
-    pub fn own_qemu(&self) -> Qemu {
-        Qemu { program: self.qemu.clone(), version: self.qemu_version }
-    }
-}
-
-impl fmt::Display for Kit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let qemu = self.qemu.display();
-        let system = self.qemu_system.display();
-        writeln!(f, "QEMU_{}={qemu}", self.qemu_version.major)?;
-        if self.qemu_system_version.major != self.qemu_version.major {
-            writeln!(f, "QEMU_{}={system}", self.qemu_system_version.major)?;
-        }
-        writeln!(f, "QEMU={qemu}")?;
-        writeln!(f, "KERNEL={}", self.kernel.display())?;
-        writeln!(f, "INITRD={}", self.initrd.display())?;
-        writeln!(f, "BARE_KERNEL={}", self.bare_kernel.display())?;
-        write!(f, "ACCEL={}", self.accelerator)
-    }
-}
-
-/// The repository's root.
-#[must_use]
-pub fn repository() -> PathBuf {
-    let workshop = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    workshop.and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
-}
 
 /// An environment variable that spares other programs the search for the kit.
 ///
@@ -244,36 +184,6 @@ pub fn btrfs_initrd(kit: &Kit) -> Result<PathBuf> {
     let store = store();
     let modules = download::btrfs_modules(&store)?;
     initramfs::with_modules(&store, &helper_initrd(kit)?, "initrd-btrfs", &modules)
-}
-
-/// A QEMU, and its version.
-#[derive(Clone, Debug)]
-pub struct Qemu {
-    /// The program that starts it.
-    pub program: PathBuf,
-    /// Its version.
-    pub version: Version,
-}
-
-impl Qemu {
-    /// The environment variable, `NAME=VALUE`, without which another start of a running QEMU of
-    /// this kind lacks devices that are modules; none for the distribution's.
-    #[must_use]
-    pub fn environment(&self) -> Option<String> {
-        qemus::environment(&self.program)
-    }
-
-    /// Its own newest machine type, which `q35` stands for.
-    #[must_use]
-    pub fn machine(&self) -> String {
-        format!("pc-q35-{}.{}", self.version.major, self.version.minor)
-    }
-
-    /// The same of i440fx, the older chipset.
-    #[must_use]
-    pub(crate) fn i440fx(&self) -> String {
-        format!("pc-i440fx-{}.{}", self.version.major, self.version.minor)
-    }
 }
 
 /// All QEMUs available here, from the oldest to the newest, one of each release: the
@@ -437,17 +347,7 @@ pub fn chromium() -> Result<Option<Chromium>> {
     Ok(Some(Chromium { browser: find("chromium")?, driver: find("chromedriver")? }))
 }
 
-/// Where QEMUs besides the distribution's are, if the lab needs them.
-#[must_use]
-pub fn own_qemus() -> Vec<PathBuf> {
-    qemus::places(&store()).to_vec()
-}
-
 fn system_qemu() -> Result<PathBuf> {
     program::find("qemu-system-x86_64")
         .ok_or_else(|| LabError::Missing { what: "qemu-system-x86_64".to_owned() })
-}
-
-pub(crate) fn say(text: &str) {
-    eprintln!("setup: {text}");
 }

@@ -12,6 +12,9 @@ use crate::program;
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const COMPONENT: &str = "main";
 
+/// The current Debian, and its suite with later versions.
+pub(super) const CURRENT_SUITES: [&str; 2] = ["trixie", "trixie-backports"];
+
 /// A directory that is removed unless it was renamed.
 pub(super) struct Scratch(pub(super) PathBuf);
 

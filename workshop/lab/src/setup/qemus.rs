@@ -8,8 +8,8 @@ use std::process::Command;
 
 use crate::error::{FileContext, LabError, Result};
 use crate::program;
-use crate::setup::apt::{Apt, Scratch, Sources, debian_release};
-use crate::setup::{CURRENT_SUITES, say};
+use crate::setup::apt::{Apt, CURRENT_SUITES, Scratch, Sources, debian_release};
+use crate::setup::{say, store};
 
 const NEWER: &str = "qemu-10.0";
 /// Its suite.
@@ -32,6 +32,12 @@ fn wrapper(home: &Path) -> PathBuf {
 pub(super) fn places(store: &Path) -> [PathBuf; 4] {
     let [newer, current] = [NEWER, CURRENT].map(|name| store.join(name));
     [wrapper(&newer), newer.join(PROGRAM), wrapper(&current), current.join(PROGRAM)]
+}
+
+/// Where QEMUs besides the distribution's are, if the lab needs them.
+#[must_use]
+pub fn own_qemus() -> Vec<PathBuf> {
+    places(&store()).to_vec()
 }
 
 /// The environment variable that the wrapper of an unpacked QEMU sets, and its value. A process

@@ -8,12 +8,19 @@ use qemu::programs;
 
 use crate::error::{FileContext, Result};
 use crate::program;
-use crate::setup::{repository, say};
+use crate::setup::say;
 
 /// Environment variable with the store's path, which takes precedence.
 pub(crate) const VARIABLE: &str = "DROVEWAY_LAB";
 const OF_ROOT: &str = "/var/cache";
 const NAME: &str = "droveway-lab";
+
+/// The repository's root.
+#[must_use]
+pub fn repository() -> PathBuf {
+    let workshop = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    workshop.and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
 
 /// The directory of what setup has made.
 #[must_use]

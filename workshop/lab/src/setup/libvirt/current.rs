@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::{Libvirt, version_in};
 use crate::error::{FileContext, Result};
-use crate::setup::apt::{Apt, Scratch, Sources, debian_release};
-use crate::setup::{CURRENT_SUITES, say};
+use crate::setup::apt::{Apt, CURRENT_SUITES, Scratch, Sources, debian_release};
+use crate::setup::say;
 
 const NAME: &str = "libvirt-current";
 const CAPABILITIES: &str = "libvirt-current-capabilities";
