@@ -10,9 +10,11 @@
 
 mod arguments;
 mod child;
+mod error;
 mod idle;
 mod job;
 mod marks;
+mod outcome;
 mod program;
 mod repeat;
 mod run;
@@ -21,61 +23,18 @@ mod times;
 mod verdict;
 
 use std::collections::BTreeSet;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use arguments::Arguments;
+use error::{Doing, SuiteError};
 use job::Job;
 use marks::Mark;
-use repeat::{UNSTEADY_MAX, Unsteady};
-use run::{Done, Printer};
+use outcome::Outcome;
+use run::Printer;
 use times::Times;
 use verdict::Counts;
-
-/// Why tests could not be run.
-#[derive(Debug, thiserror::Error)]
-enum SuiteError {
-    /// Wrong arguments.
-    #[error("usage: suite unit|end-to-end [FILTER] [--only MARK] [--skip MARK] [--steady RUNS]")]
-    Usage,
-    /// Cargo's messages on standard error say why.
-    #[error("the tests don't compile")]
-    Build,
-    /// A program does not list its tests.
-    #[error("{0} does not say which tests it has")]
-    List(PathBuf),
-    /// A package's manifest does not say how its test programs run.
-    #[error("{}: {why}", path.display())]
-    Manifest {
-        /// The manifest.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
-    /// No test matches the filter.
-    #[error("there is no such test")]
-    Nothing,
-    /// A system call failed.
-    #[error("can't {action}: {error}")]
-    System {
-        /// What was tried.
-        action: &'static str,
-        /// Why it didn't work.
-        error: io::Error,
-    },
-}
-
-trait Doing<T> {
-    fn doing(self, action: &'static str) -> Result<T, SuiteError>;
-}
-
-impl<T> Doing<T> for io::Result<T> {
-    fn doing(self, action: &'static str) -> Result<T, SuiteError> {
-        self.map_err(|error| SuiteError::System { action, error })
-    }
-}
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -108,24 +67,6 @@ fn perform(words: &[String]) -> Result<bool, SuiteError> {
     match arguments.steady {
         Some(runs) => steady::all(runs, run),
         None => Ok(run(&repeat::directory()?)?.passed()),
-    }
-}
-
-/// How all jobs ended.
-struct Outcome {
-    done: Vec<Done>,
-    unsteady: Vec<Unsteady>,
-    /// Unsteady tests of this run, with those of its earlier parts.
-    unsteady_in_all: usize,
-}
-
-impl Outcome {
-    fn failed(&self) -> impl Iterator<Item = &Done> {
-        self.done.iter().filter(|one| one.verdict.wrong.is_some())
-    }
-
-    fn passed(&self) -> bool {
-        self.failed().next().is_none() && self.unsteady_in_all <= UNSTEADY_MAX
     }
 }
 
