@@ -1,13 +1,10 @@
 //! Goals where guests write faster than the link, and whether a sweep reached them.
 
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
-
+pub use super::goal::Goal;
+use super::point::PointOutcome;
 use super::relay::RELAY;
 use super::result::{Contender, Outcome, Run};
 use super::scenario::{NEIGHBOUR_NICS, NEIGHBOUR_VM};
-use super::sweep::PointOutcome;
 use super::writers::REQUESTS;
 use crate::contender::STAYS;
 
@@ -26,29 +23,6 @@ const BLACKOUT_MS: f64 = 300.0;
 const NEEDS_NOTHING: f64 = 0.5;
 /// A share of at least this counts as all.
 const ALL: f64 = 0.999;
-
-/// A goal, and whether it was reached.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Goal {
-    /// Its text.
-    pub goal: String,
-    /// Whether it was reached; none if nothing was measured.
-    pub reached: Option<bool>,
-    /// Where it was missed, or the figure that came nearest to that.
-    pub detail: String,
-}
-
-impl fmt::Display for Goal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let reached = match self.reached {
-            Some(true) => "reached",
-            Some(false) => "NOT REACHED",
-            None => "not measured",
-        };
-        write!(f, "{}: {reached}", self.goal)?;
-        if self.detail.is_empty() { Ok(()) } else { write!(f, " ({})", self.detail) }
-    }
-}
 
 /// All goals, judged by what was measured.
 pub(super) fn of(points: &[PointOutcome]) -> Vec<Goal> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::apps::AppFigures;
 use super::cache::figures::CacheFigures;
 use super::gang::figures::GangFigures;
-use super::goals::Goal;
+use super::goal::Goal;
 use super::paired::{self, Interval};
 use super::served::Served;
 

@@ -6,23 +6,12 @@ use serde::Serialize;
 
 use super::contest::{add, empty, path, save_at, told, turn, whole};
 use super::goals::{self, Goal};
+pub use super::point::PointOutcome;
 use super::result::Outcome;
 use super::table;
 use super::writers::{Point, Sweep};
 use lab::error::Result;
 use lab::setup::Kit;
-
-/// Outcome of a point.
-#[derive(Clone, Debug, Serialize)]
-pub struct PointOutcome {
-    /// Rate of the link in each direction.
-    pub link_mbit_per_s: u32,
-    /// Rate at which the guest was to write, as a share of the link's.
-    pub dirty_of_link: f64,
-    /// All other results.
-    #[serde(flatten)]
-    pub outcome: Outcome,
-}
 
 /// Outcome of a sweep.
 #[derive(Clone, Debug, Serialize)]

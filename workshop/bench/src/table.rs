@@ -3,8 +3,8 @@
 
 use std::fmt::Write;
 
+use super::point::PointOutcome;
 use super::result::{Contender, Outcome, Run};
-use super::sweep::PointOutcome;
 
 /// Columns that every table has.
 const ALWAYS: [&str; 9] = [
