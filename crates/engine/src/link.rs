@@ -75,7 +75,7 @@ impl<Said: Serialize> Link<Said> {
         let closer = connection.closer();
         let (reader, writer) = connection.into_halves();
         let (received, inbox) = bounded(received_max);
-        data_threads::spawn(format!("hear-{name}"), move || {
+        data_threads::spawn(format!("read-{name}"), move || {
             let mut reading = std::io::BufReader::new(reader);
             loop {
                 let next = match read_one(&mut reading) {
@@ -96,7 +96,7 @@ impl<Said: Serialize> Link<Said> {
         Ok((Self { writer, closer, bytes, said: PhantomData }, inbox))
     }
 
-    pub(crate) fn say(&self, message: &Said) -> Result<(), LinkError> {
+    pub(crate) fn send(&self, message: &Said) -> Result<(), LinkError> {
         self.write(|out| Frame::message(message)?.write_to(out))
     }
 

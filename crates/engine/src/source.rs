@@ -13,6 +13,7 @@ mod collector;
 mod connection;
 mod context;
 mod control;
+mod control_writer;
 mod disks;
 mod flow;
 mod from_disks;
@@ -23,7 +24,6 @@ mod notice;
 mod own;
 mod phases;
 mod prefault;
-mod saying;
 pub(crate) mod xen;
 
 use std::sync::Arc;

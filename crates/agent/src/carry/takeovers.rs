@@ -244,7 +244,7 @@ fn who_expects(local: &Local, peers: &Arc<[PeerEntry]>, target: &Target) -> Vec<
     for _ in 0..peers.len().min(ASKED_AT_ONCE) {
         let (tell, next) = (tell.clone(), Arc::clone(&next));
         let (local, peers, target) = (local.clone(), Arc::clone(peers), target.clone());
-        let ask = move || {
+        let query = move || {
             while let Some(peer) = peers.get(next.fetch_add(1, SeqCst)) {
                 let expects = Instant::now() < until && self::expects(&local, peer, &target);
                 if tell.send(expects.then(|| peer.name.clone())).is_err() {
@@ -253,7 +253,7 @@ fn who_expects(local: &Local, peers: &Arc<[PeerEntry]>, target: &Target) -> Vec<
             }
         };
         // If this thread can't be started, the others ask its share.
-        let _ = thread::Builder::new().name("carry-ask".to_owned()).spawn(ask);
+        let _ = thread::Builder::new().name("carry-query".to_owned()).spawn(query);
     }
     drop(tell);
     let answers = std::iter::from_fn(|| told.recv_deadline(until).ok());

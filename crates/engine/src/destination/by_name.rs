@@ -29,7 +29,7 @@ impl ByName {
             let _guard = threads.guard();
             for message in outbox {
                 data_threads::point();
-                if link.say(&message).is_err() {
+                if link.send(&message).is_err() {
                     return;
                 }
             }

@@ -158,7 +158,7 @@ fn report_room(sink: &DiskSink, room: u64, link: &Link<ToSource>) {
     loop {
         data_threads::point();
         let batches = room.saturating_add(finished);
-        if link.say(&ToSource::DiskRoom { batches }).is_err() {
+        if link.send(&ToSource::DiskRoom { batches }).is_err() {
             return;
         }
         match sink.wait_finished(finished + (room / 4).max(1)) {
@@ -177,7 +177,7 @@ fn flush(sink: &DiskSink, flushes: &Receiver<Flush>, link: &Link<ToSource>) {
             Err(SinkError::Closed) => return,
             flushed => flushed.err().map(|error| error.to_string()),
         };
-        if link.say(&ToSource::DiskFlushed { ticket, error }).is_err() {
+        if link.send(&ToSource::DiskFlushed { ticket, error }).is_err() {
             return;
         }
     }

@@ -17,45 +17,45 @@ use crate::network::Way;
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The thread that reports to the source. Ends when this is dropped.
-pub(super) struct Telling {
+pub(super) struct NicReports {
     _stop: Sender<()>,
     _thread: Joined,
 }
 
-impl Telling {
+impl NicReports {
     pub(super) fn start(
         lanes: &Arc<ArrivingLanes>,
         link: &Arc<Link<ToSource>>,
     ) -> std::io::Result<Self> {
         let (stop, stopped) = bounded(0);
         let (lanes, link) = (Arc::clone(lanes), Arc::clone(link));
-        let thread = data_threads::spawn("nic-use", move || tell(&lanes, &link, &stopped))?;
+        let thread = data_threads::spawn("nic-use", move || report(&lanes, &link, &stopped))?;
         Ok(Self { _stop: stop, _thread: thread.into() })
     }
 }
 
-fn tell(lanes: &ArrivingLanes, link: &Link<ToSource>, stopped: &Receiver<()>) {
+fn report(lanes: &ArrivingLanes, link: &Link<ToSource>, stopped: &Receiver<()>) {
     let ticks = tick(EVERY);
     loop {
         select! {
             recv(ticks) -> _ => {
                 lanes.trim();
-                if tell_once(lanes, link).is_err() {
+                if report_once(lanes, link).is_err() {
                     return; // The connection is lost, which the leading thread notices.
                 }
             }
             recv(stopped) -> _ => {
-                let _ = tell_refusals(lanes, link);
+                let _ = report_refusals(lanes, link);
                 return;
             }
         }
     }
 }
 
-fn tell_once(lanes: &ArrivingLanes, link: &Link<ToSource>) -> Result<(), LinkError> {
-    tell_refusals(lanes, link)?;
+fn report_once(lanes: &ArrivingLanes, link: &Link<ToSource>) -> Result<(), LinkError> {
+    report_refusals(lanes, link)?;
     match lanes.network.uses(Way::In) {
-        Ok(nics) => link.say(&ToSource::NicUse(DestinationUse { nics, lanes: lanes.places() })),
+        Ok(nics) => link.send(&ToSource::NicUse(DestinationUse { nics, lanes: lanes.places() })),
         Err(error) => {
             tracing::warn!(%error, "the network cards' counters can't be read");
             Ok(())
@@ -63,9 +63,9 @@ fn tell_once(lanes: &ArrivingLanes, link: &Link<ToSource>) -> Result<(), LinkErr
     }
 }
 
-fn tell_refusals(lanes: &ArrivingLanes, link: &Link<ToSource>) -> Result<(), LinkError> {
+fn report_refusals(lanes: &ArrivingLanes, link: &Link<ToSource>) -> Result<(), LinkError> {
     for refused in lanes.threads().refused() {
-        link.say(&ToSource::Note { text: format!("at the destination {refused}") })?;
+        link.send(&ToSource::Note { text: format!("at the destination {refused}") })?;
     }
     Ok(())
 }

@@ -62,7 +62,7 @@ pub(super) fn run(
         Ok(()) => {}
         Err(End::Failed(reason)) => {
             tracing::warn!(reason, "the VM does not arrive");
-            let _ = connected.link.say(&ToSource::Refused { reason });
+            let _ = connected.link.send(&ToSource::Refused { reason });
         }
         Err(End::Over(why)) => tracing::warn!(why, "the VM does not arrive"),
     }

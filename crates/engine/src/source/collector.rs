@@ -47,7 +47,7 @@ impl Collector {
             deltas.announce(&blocks);
         }
         let said = ToDestination::Blocks { blocks, ram_section, footers };
-        self.link.say(&said).and_then(|()| self.link.head(bytes)).map_err(|_| Stopped)?;
+        self.link.send(&said).and_then(|()| self.link.head(bytes)).map_err(|_| Stopped)?;
         self.notice(Notice::FirstPassBegins);
         Ok(())
     }

@@ -8,8 +8,8 @@ use transport::{Endpoint, connect};
 use wire::{Kind, ToDestination, ToSource};
 
 use super::context::no_thread;
+use super::control_writer::ControlWriter;
 use super::disks::room::DiskRoom;
-use super::saying::Saying;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
 use crate::link::{Link, Received};
@@ -24,7 +24,7 @@ pub(crate) struct Control {
     /// Used by threads that may wait for the peer.
     pub(crate) link: Arc<Link<ToDestination>>,
     /// Used by the leading thread, which must not wait.
-    saying: Saying,
+    writer: ControlWriter,
     pub(crate) inbox: Receiver<Received<ToSource>>,
     pub(crate) disk_room: Arc<DiskRoom>,
 }
@@ -49,13 +49,13 @@ pub(crate) fn open(local: &Local, peer: &Peer) -> Result<Opened, MigrationError>
 impl Control {
     pub(crate) fn connect(local: &Local, peer: &Peer) -> Result<Self, MigrationError> {
         let (link, inbox, disk_room) = open(local, peer)?;
-        let saying = Saying::start(Arc::clone(&link), &peer.name).map_err(no_thread)?;
-        Ok(Self { host: peer.name.clone(), link, saying, inbox, disk_room })
+        let writer = ControlWriter::start(Arc::clone(&link), &peer.name).map_err(no_thread)?;
+        Ok(Self { host: peer.name.clone(), link, writer, inbox, disk_room })
     }
 
     /// Sends without waiting for the destination, which may read slowly.
     pub(crate) fn send(&self, message: &ToDestination) -> Result<(), MigrationError> {
-        self.saying.say(message).map_err(|error| MigrationError::lost(&self.host, error))
+        self.writer.send(message).map_err(|error| MigrationError::lost(&self.host, error))
     }
 
     /// Closes the connection if a thread of the tap or a lane is blocked sending to

@@ -67,7 +67,7 @@ fn send(
     loop {
         if let Some(pages) = stage.spare() {
             // The leading thread notices a lost connection.
-            let _ = link.say(&ToDestination::Spare { pages });
+            let _ = link.send(&ToDestination::Spare { pages });
         }
         match sender.take() {
             Work::Send(load) => at_lane.send(sender, load)?,

@@ -48,7 +48,7 @@ impl GuestQuery {
         notes: &Arc<StorageNotes>,
     ) -> std::io::Result<(Self, Arc<GuestPageCache>)> {
         let (cached, line) = (Arc::<GuestPageCache>::default(), Arc::<Line>::default());
-        let thread = data_threads::spawn("guest-asked", {
+        let thread = data_threads::spawn("guest-query", {
             let notes = Arc::clone(notes);
             let (cached, line) = (Arc::clone(&cached), Arc::clone(&line));
             move || {

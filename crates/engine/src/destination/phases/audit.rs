@@ -82,7 +82,7 @@ impl Connected<'_> {
             AuditOrder::Deep => self.read_back(ledger, mappings)?,
             AuditOrder::On | AuditOrder::Off => 0,
         };
-        self.say(&ToSource::Audited { reread_pages })
+        self.send(&ToSource::Audited { reread_pages })
     }
 
     /// Shows what was placed in these blocks, until the source has seen enough.
@@ -95,7 +95,7 @@ impl Connected<'_> {
                 let next = first + u32::try_from(piece.len()).unwrap_or(u32::MAX);
                 let more = nth + 1 < differing.len() || (next as usize) < digests.len();
                 let (block, digests) = (number.0, piece.to_vec());
-                self.say(&ToSource::AuditDigests { block, first, digests, more })?;
+                self.send(&ToSource::AuditDigests { block, first, digests, more })?;
                 first = next;
             }
         }
@@ -108,7 +108,7 @@ impl Connected<'_> {
                         let entries = entries.ok_or_else(|| {
                             End::failed("the source requested pages that do not exist")
                         })?;
-                        self.say(&ToSource::AuditEntries { block, range, entries })?;
+                        self.send(&ToSource::AuditEntries { block, range, entries })?;
                     }
                 }
                 Received::Message(ToDestination::AuditAccepted) => return Ok(()),
@@ -138,7 +138,7 @@ impl Connected<'_> {
         if wrong == 0 {
             return Ok(read);
         }
-        self.say(&ToSource::AuditReread { pages: wrong, examples })?;
+        self.send(&ToSource::AuditReread { pages: wrong, examples })?;
         // The source lets the VM go on.
         Err(ended(self.next()?))
     }

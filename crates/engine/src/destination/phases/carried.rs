@@ -34,7 +34,7 @@ use super::receive::{Opened, Reach};
 use super::sharing::{Found, Shares};
 use crate::caught::caught;
 use crate::destination::connections::ConnectionSlot;
-use crate::destination::nic_use::Telling;
+use crate::destination::nic_use::NicReports;
 use crate::destination::postcopies::Relayed;
 use crate::error::LinkError;
 use crate::link::{CARRIED_DEAD_AFTER, Received};
@@ -88,7 +88,7 @@ struct Split {
     opened: Opened,
     ram: RamBlocks,
     after_ram: AfterRam,
-    _telling: Telling,
+    _nic_reports: NicReports,
     pools: Pools,
 }
 
@@ -106,7 +106,7 @@ struct ByLanes {
     told: Receiver<Written>,
     /// Everything is written.
     ended: bool,
-    _telling: Telling,
+    _nic_reports: NicReports,
 }
 
 /// The leading thread's next event.
@@ -158,7 +158,7 @@ impl Connected<'_> {
         };
         let relayed = Relayed::new(&self.shared.postcopies);
         let back = self
-            .say(&ToSource::Carrying(said))
+            .send(&ToSource::Carrying(said))
             .and_then(|()| Back::start(&socket, &self.link, relayed.answers()).map_err(End::failed))
             .inspect_err(|_| self.end_lanes())?;
         let mut carried = Carried {
@@ -197,7 +197,7 @@ impl Carried<'_> {
                     return Err(End::Failed(why));
                 }
                 Next::Written(Written::Room(batches)) => {
-                    self.connected.say(&ToSource::DiskRoom { batches })?;
+                    self.connected.send(&ToSource::DiskRoom { batches })?;
                 }
                 Next::Written(Written::All) => {
                     if let Incoming::Relayed(by_lanes) = &mut self.incoming {
@@ -304,8 +304,8 @@ impl Carried<'_> {
         let started = InOrder::start(&self.socket, lanes.threads(), tell, relayed);
         let in_order = started.map_err(End::failed)?;
         lanes.with_disks(in_order.sink());
-        let _telling = Telling::start(lanes, link).map_err(End::failed)?;
-        Ok(ByLanes { in_order, told, ended: false, _telling })
+        let _nic_reports = NicReports::start(lanes, link).map_err(End::failed)?;
+        Ok(ByLanes { in_order, told, ended: false, _nic_reports })
     }
 
     fn is_over(&self) -> bool {
@@ -326,7 +326,7 @@ impl Carried<'_> {
             Some(0) => {
                 self.watch(&split.ram);
                 let lanes = &self.connected.lanes;
-                self.connected.say(&ToSource::Cost(Cost {
+                self.connected.send(&ToSource::Cost(Cost {
                     cpu_s: lanes.cpu().as_secs_f64(),
                     pool_high_water_bytes: split.pools.high_water_bytes(),
                     ..split.opened.cost()
@@ -400,15 +400,15 @@ impl Carried<'_> {
         feeder.head(head, ram_section, footers).map_err(End::failed)?;
         let ram = self.ram(&blocks);
         for text in ram.notes.iter().cloned() {
-            connected.say(&ToSource::Note { text })?;
+            connected.send(&ToSource::Note { text })?;
         }
-        let telling = Telling::start(&connected.lanes, &connected.link);
+        let nic_reports = NicReports::start(&connected.lanes, &connected.link);
         let reach = Reach { ram: &ram.reached, feeder: &feeder, audit: self.audit };
         let found = Found::of(self.shares.clone(), self.disks.take());
         let opened = connected.open_lanes(&reach, blocks, found)?;
-        let _telling = telling.map_err(End::failed)?;
+        let _nic_reports = nic_reports.map_err(End::failed)?;
         let after_ram = AfterRam::Kept(Tail::new(&local.resources.coming_tails));
-        let split = Split { feeder, opened, ram, after_ram, _telling, pools };
+        let split = Split { feeder, opened, ram, after_ram, _nic_reports, pools };
         self.incoming = Incoming::Split(Box::new(split));
         Ok(())
     }
@@ -457,7 +457,7 @@ impl Carried<'_> {
                 shares.sharing.keep(by_name);
             }
             for text in by_name.storage_notes() {
-                self.connected.say(&ToSource::Note { text })?;
+                self.connected.send(&ToSource::Note { text })?;
             }
         }
         // No thread may write to the VM's RAM while QEMU loads it.

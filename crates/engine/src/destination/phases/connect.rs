@@ -129,8 +129,8 @@ impl<'s> Connected<'s> {
         }
     }
 
-    pub(super) fn say(&self, message: &ToSource) -> Result<(), End> {
-        self.link.say(message).map_err(|error| End::Over(error.to_string()))
+    pub(super) fn send(&self, message: &ToSource) -> Result<(), End> {
+        self.link.send(message).map_err(|error| End::Over(error.to_string()))
     }
 }
 

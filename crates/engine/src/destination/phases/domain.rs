@@ -29,7 +29,7 @@ use crate::destination::by_name::ByName;
 use crate::destination::connections::ConnectionSlot;
 use crate::destination::domain::DomainWriter;
 use crate::destination::lanes::Memory;
-use crate::destination::nic_use::Telling;
+use crate::destination::nic_use::NicReports;
 use crate::host::UnsettledDomain;
 use crate::link::{CARRIED_DEAD_AFTER, Received};
 use crate::waits::{LOOK, Silence};
@@ -231,7 +231,7 @@ impl Connected<'_> {
     /// Follows the source and the receiver until that has the domain.
     fn follow_domain(&self, arriving: &ArrivingDomain, pages: &Pages) -> Result<(), End> {
         let receiver = arriving.receiver().ok_or_else(|| End::failed("it has no receiver"))?;
-        self.say(&ToSource::Carrying(Carrying {
+        self.send(&ToSource::Carrying(Carrying {
             token: hex(self.token),
             hash: pages.audit.chosen(),
             sharing: pages.by_name.is_some(),
@@ -239,7 +239,7 @@ impl Connected<'_> {
             notes: pages.note.iter().cloned().collect(),
             ..Carrying::default()
         }))?;
-        let _telling = Telling::start(&self.lanes, &self.link).map_err(End::failed)?;
+        let _nic_reports = NicReports::start(&self.lanes, &self.link).map_err(End::failed)?;
         let (mut progress, mut silence) = (Progress::default(), Silence::new());
         while progress.placed.is_none() || !progress.is_ready {
             match self.next_of_domain(&receiver.heard)? {
@@ -352,12 +352,12 @@ impl Connected<'_> {
         while let Some(said) = arriving.outbox.pop_front() {
             let runs = said.message == switchover::ToSource::Running;
             // A lost message is repeated, or requested.
-            if let Err(error) = self.say(&ToSource::Switchover { said }) {
+            if let Err(error) = self.send(&ToSource::Switchover { said }) {
                 tracing::info!(?error, "cannot send a switchover message");
             }
             if runs {
                 let (cpu_s, ran_ms) = (self.lanes.cpu().as_secs_f64(), arriving.ran_ms());
-                let _ = self.say(&ToSource::Cost(Cost { cpu_s, ran_ms, ..*cost }));
+                let _ = self.send(&ToSource::Cost(Cost { cpu_s, ran_ms, ..*cost }));
             }
         }
     }

@@ -116,7 +116,7 @@ impl Keeper {
     }
 
     fn send_cost(&self, loaded: &Loaded) {
-        let sent = self.link.say(&ToSource::Cost(Cost {
+        let sent = self.link.send(&ToSource::Cost(Cost {
             cpu_s: self.lanes.cpu().as_secs_f64(),
             ran_ms: loaded.ran.map_or(0.0, |ran| ran.elapsed().as_secs_f64() * 1e3),
             ..loaded.cost
@@ -130,7 +130,7 @@ impl Keeper {
 impl Effects for Keeper {
     fn send(&mut self, said: &Envelope<switchover::ToSource>) {
         // A lost message is repeated, or requested.
-        if let Err(error) = self.link.say(&ToSource::Switchover { said: said.clone() }) {
+        if let Err(error) = self.link.send(&ToSource::Switchover { said: said.clone() }) {
             tracing::info!(%error, "cannot send a switchover message");
         }
         if said.message == switchover::ToSource::Running

@@ -20,7 +20,7 @@ use super::prepare::Prepared;
 use super::prove::Proved;
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::lanes::ArrivingLanes;
-use crate::destination::nic_use::Telling;
+use crate::destination::nic_use::NicReports;
 use crate::link::Received;
 use crate::tail::Tail;
 
@@ -29,7 +29,7 @@ const BACK_MAX: Duration = Duration::from_secs(2);
 
 /// The work after everything was delivered.
 struct Loading {
-    telling: Telling,
+    nic_reports: NicReports,
     disks: Option<Arc<ArrivingDisks>>,
     lanes: Arc<ArrivingLanes>,
     incoming: Arc<Incoming>,
@@ -43,8 +43,8 @@ struct Loading {
 
 impl Loading {
     fn run(self) -> Result<(), End> {
-        let Self { telling, disks, lanes, incoming, feeder, tail, is_whole, wait } = self;
-        drop(telling);
+        let Self { nic_reports, disks, lanes, incoming, feeder, tail, is_whole, wait } = self;
+        drop(nic_reports);
         if let Some(disks) = &disks {
             disks.finish().map_err(End::failed)?;
         }
@@ -61,11 +61,11 @@ impl Proved<'_, '_> {
     /// Makes QEMU load the VM.
     pub(super) fn load(self) -> Result<Loaded, End> {
         let Self { tail, cost, prepared } = self;
-        let Prepared { connected, machine, telling, disks, feeder, incoming, .. } = prepared;
+        let Prepared { connected, machine, nic_reports, disks, feeder, incoming, .. } = prepared;
         let is_whole = prepared.maps_ram;
         let (lanes, wait) = (Arc::clone(&connected.lanes), connected.shared.local.waits.load);
         let loading = Loading {
-            telling,
+            nic_reports,
             disks,
             lanes,
             incoming: Arc::clone(&incoming),

@@ -35,7 +35,7 @@ impl Connected<'_> {
                 self.check_listed()?;
                 let answer = self.shared.host.examine(question);
                 // If the answer can't be sent, the peer no longer waits for it.
-                let _ = self.link.say(&ToSource::Examined { answer });
+                let _ = self.link.send(&ToSource::Examined { answer });
                 Ok(None)
             }
             Ok(Received::Disconnected(error)) => Err(End::Over(error.to_string())),

@@ -19,7 +19,7 @@ use super::effects::Keeper;
 use super::end::End;
 use super::sharing::{Found, PagesOrder, PagesReport};
 use crate::destination::disks::ArrivingDisks;
-use crate::destination::nic_use::Telling;
+use crate::destination::nic_use::NicReports;
 use crate::resources::Pools;
 
 /// Ready for the source's stream. The reporting thread is dropped first, and QEMU last.
@@ -28,7 +28,7 @@ pub(super) struct Prepared<'a, 's> {
     pub(super) machine: &'a Machine,
     /// How pages that are sent by name are found.
     pub(super) found: Found,
-    pub(super) telling: Telling,
+    pub(super) nic_reports: NicReports,
     /// None: no disks move.
     pub(super) disks: Option<Arc<ArrivingDisks>>,
     /// RAM that is written directly.
@@ -124,15 +124,15 @@ impl<'s> Connected<'s> {
             hash: audit.chosen(),
             deltas: true,
         };
-        self.say(&ToSource::Prepared(prepared))?;
-        let telling = Telling::start(&self.lanes, &self.link).map_err(End::failed)?;
+        self.send(&ToSource::Prepared(prepared))?;
+        let nic_reports = NicReports::start(&self.lanes, &self.link).map_err(End::failed)?;
         let disks = disks.map(Arc::clone);
         let connected = self;
         Ok(Prepared {
             connected,
             machine,
             found,
-            telling,
+            nic_reports,
             disks,
             ram,
             feeder,

@@ -30,7 +30,7 @@ impl<'a, 's> Delivered<'a, 's> {
                     sharing.keep(&by_name);
                 }
                 for text in by_name.storage_notes() {
-                    connected.say(&ToSource::Note { text })?;
+                    connected.send(&ToSource::Note { text })?;
                 }
             }
         }

@@ -207,11 +207,11 @@ impl Connected<'_> {
         let start = |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);
         let by_name = admitted.map(start).transpose().map_err(End::failed)?;
         self.lanes.open(Memory::Qemu(Arc::clone(&placer)), by_name.clone());
-        self.say(&said)?;
+        self.send(&said)?;
         if reads_nothing {
             let text =
                 "no page is read from storage: all RAM is placed inline, and content is shared";
-            self.say(&ToSource::Note { text: text.to_owned() })?;
+            self.send(&ToSource::Note { text: text.to_owned() })?;
         }
         Ok(Opened { placer, mappings, by_name })
     }

@@ -64,7 +64,7 @@ impl Agents {
             hashes: Hash::offered(),
             sharing,
         };
-        link.say(&ToDestination::Carry(Box::new(order)))
+        link.send(&ToDestination::Carry(Box::new(order)))
             .map_err(|error| lost(error.to_string()))?;
         let carrying = match inbox.recv_timeout(ANSWER_MAX) {
             Ok(Received::Message(ToSource::Carrying(carrying))) => carrying,
@@ -126,8 +126,8 @@ impl Agents {
         Ok(LanesPlan { deltas, ..plan })
     }
 
-    pub(super) fn say(&self, message: &ToDestination) -> Result<(), MigrationError> {
-        self.link.say(message).map_err(|error| self.lost(error))
+    pub(super) fn send(&self, message: &ToDestination) -> Result<(), MigrationError> {
+        self.link.send(message).map_err(|error| self.lost(error))
     }
 
     /// The destination's QEMU has closed its connection before its last answer.

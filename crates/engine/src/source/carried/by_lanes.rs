@@ -99,7 +99,7 @@ impl ByLanes {
         // Until the destination reports room.
         lanes.set_block_room(0);
         agents.disk_room.is_for(&lanes);
-        agents.say(&ToDestination::RelayBegins)?;
+        agents.send(&ToDestination::RelayBegins)?;
         lanes::start(&lanes, None, &agents.link).map_err(no_thread)?;
         let pacing = Pacing::start(
             Arc::clone(&lanes),
@@ -156,7 +156,7 @@ impl ByLanes {
         report_builder: &ReportBuilder,
     ) -> Result<(), MigrationError> {
         let terms = rebind(report_builder, &self.threads, Some(&self.pacing), false);
-        agents.say(&ToDestination::Terms(terms))
+        agents.send(&ToDestination::Terms(terms))
     }
 
     /// Ends waits for the lanes and for buffers.

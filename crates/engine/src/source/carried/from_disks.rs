@@ -55,7 +55,7 @@ impl Agents {
                 return Ok(None);
             }
         };
-        self.say(&ToDestination::Storage(from.order.clone()))?;
+        self.send(&ToDestination::Storage(from.order.clone()))?;
         let (disks, more) = match self.inbox.recv_timeout(ANSWER_MAX) {
             Ok(Received::Message(ToSource::StorageRead { disks, notes })) => (disks, notes),
             Ok(Received::Back(bytes)) if bytes.is_empty() => return Err(self.closed_early()),

@@ -41,7 +41,7 @@ impl Running<'_> {
         match self.audit.receive(&received)? {
             None => Err(agents.ended(Received::Message(received))),
             Some(Compared::Waits) => Ok(()),
-            Some(Compared::Asks(said)) => agents.say(&said),
+            Some(Compared::Asks(said)) => agents.send(&said),
             Some(Compared::Same) => {
                 self.tail.go_on(&agents.link).map_err(|error| agents.lost(error))
             }

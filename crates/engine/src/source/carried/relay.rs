@@ -363,7 +363,7 @@ fn pass_by_lanes(
     passed.forth(before);
     sending.send(before)?;
     let bytes = sending.send_all(socket, passed)?;
-    link.say(&ToDestination::RelayEnds { bytes }).map_err(|error| error.to_string())
+    link.send(&ToDestination::RelayEnds { bytes }).map_err(|error| error.to_string())
 }
 
 /// The same on the control connection.

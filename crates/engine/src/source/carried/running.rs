@@ -130,7 +130,7 @@ impl Running<'_> {
                 self.report_builder.enter(Phase::Stopped);
                 if let Some(terms) = reschedule(self.report_builder, &self.flow.threads, true) {
                     // A destination that misses this is only slower.
-                    let _ = self.split.agents.say(&ToDestination::Terms(terms));
+                    let _ = self.split.agents.send(&ToDestination::Terms(terms));
                 }
             }
             Notice::Unsplittable(why) => {
@@ -230,7 +230,7 @@ impl Running<'_> {
         let stands_still = self.stopped.is_some();
         let Flow { threads, pacing, .. } = &self.flow;
         let terms = rebind(self.report_builder, threads, Some(pacing), stands_still);
-        if self.is_loaded() { Ok(()) } else { self.split.agents.say(&ToDestination::Terms(terms)) }
+        if self.is_loaded() { Ok(()) } else { self.split.agents.send(&ToDestination::Terms(terms)) }
     }
 
     /// Closes everything of the migration at once, and reports its figures.

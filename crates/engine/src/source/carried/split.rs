@@ -109,7 +109,7 @@ impl Split {
         };
         let (mut flow, tap) = Flow::start(plan, |collector| {
             if let Some(channels) = &self.channels {
-                self.agents.say(&ToDestination::Channels(channels.clone()))?;
+                self.agents.send(&ToDestination::Channels(channels.clone()))?;
             }
             let output = Observed {
                 collector,

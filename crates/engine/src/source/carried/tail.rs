@@ -52,7 +52,7 @@ impl Tail {
             State::Compared(tail::Tail::new(&self.memory))
         };
         self.changed.notify_all();
-        link.say(&ToDestination::Placed { audit })
+        link.send(&ToDestination::Placed { audit })
     }
 
     /// Continues after a successful audit.

@@ -50,7 +50,7 @@ impl Flushes {
             }
             State::Ended => return ended(),
         };
-        link.say(&ToDestination::FlushDisk { ticket, disk }).map_err(|error| error.to_string())?;
+        link.send(&ToDestination::FlushDisk { ticket, disk }).map_err(|error| error.to_string())?;
         outcome.recv().unwrap_or_else(|_| ended())
     }
 

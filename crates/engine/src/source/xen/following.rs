@@ -60,7 +60,7 @@ impl Leading<'_> {
         if self.is_floor_over && terms.cpu_floor.take().is_some() {
             flow.threads.set(&terms);
         }
-        self.say(&ToDestination::Terms(terms))
+        self.send_message(&ToDestination::Terms(terms))
     }
 
     /// Ends the CPU floor: after the first pass, a suspended domain may wait for data threads, and
@@ -73,7 +73,7 @@ impl Leading<'_> {
             return Ok(());
         }
         streaming.flow.threads.set(&terms);
-        self.say(&ToDestination::Terms(terms))
+        self.send_message(&ToDestination::Terms(terms))
     }
 
     /// The next event, or the time to check progress.
@@ -146,7 +146,7 @@ impl Leading<'_> {
                 let _ = self.link.set_dead_after(DEAD_AFTER);
                 let threads = &streaming.flow.threads;
                 if let Some(terms) = reschedule(self.report_builder, threads, true) {
-                    self.say(&ToDestination::Terms(terms))?;
+                    self.send_message(&ToDestination::Terms(terms))?;
                 }
             }
             Notice::Ended(ended) => {
@@ -155,7 +155,7 @@ impl Leading<'_> {
                 self.step(Event::Stopped { run: true });
                 streaming.sent = Some(Instant::now());
                 let audit = streaming.audit.begin();
-                self.say(&ToDestination::Placed { audit })?;
+                self.send_message(&ToDestination::Placed { audit })?;
             }
             Notice::Panicked(thread) => return Err(MigrationError::Panicked { thread }),
             // The others are of QEMU's streams.
@@ -190,7 +190,7 @@ impl Leading<'_> {
             Some(other) => match streaming.audit.receive(&other)? {
                 None => Err(self.unexpected(Received::Message(other))),
                 Some(Compared::Waits | Compared::Same) => Ok(()),
-                Some(Compared::Asks(said)) => self.say(&said),
+                Some(Compared::Asks(said)) => self.send_message(&said),
             },
         }
     }

@@ -201,7 +201,7 @@ impl<'m> Leading<'m> {
             hashes: Hash::offered(),
             sharing,
         };
-        self.say(&ToDestination::ReceiveDomain(Box::new(order)))?;
+        self.send_message(&ToDestination::ReceiveDomain(Box::new(order)))?;
         let until = Instant::now() + self.local.waits.prepare;
         loop {
             match self.next(&never(), until)? {
@@ -263,14 +263,14 @@ impl<'m> Leading<'m> {
         self.driver.step(event, &mut self.departing);
         while let Some(said) = self.departing.outbox.pop_front() {
             // A lost message is repeated, or requested.
-            if let Err(error) = self.link.say(&ToDestination::Switchover { said }) {
+            if let Err(error) = self.link.send(&ToDestination::Switchover { said }) {
                 tracing::info!(%error, "cannot send a switchover message");
             }
         }
     }
 
-    pub(super) fn say(&self, message: &ToDestination) -> Result<(), MigrationError> {
-        self.link.say(message).map_err(|error| MigrationError::lost(&self.peer.name, error))
+    pub(super) fn send_message(&self, message: &ToDestination) -> Result<(), MigrationError> {
+        self.link.send(message).map_err(|error| MigrationError::lost(&self.peer.name, error))
     }
 
     pub(super) fn lost(&self, why: &str) -> MigrationError {

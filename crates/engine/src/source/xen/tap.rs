@@ -297,7 +297,7 @@ impl Reading {
         while self.epoch < batch.epoch {
             self.epoch.0 += 1;
             let (epoch, position) = (self.epoch.0, self.non_ram_bytes);
-            let said = self.collector.link.say(&ToDestination::Epoch { epoch, position });
+            let said = self.collector.link.send(&ToDestination::Epoch { epoch, position });
             said.map_err(|error| self.lost(&error))?;
         }
         self.collector.state.took(&batch);

@@ -25,7 +25,7 @@ impl Carried<'_> {
         let (disks, notes) = storage::open(waiting, &order, &shared.local, lanes.threads());
         let read = disks.opened.iter().map(Option::is_some).collect();
         self.disks = Some((disks, order.secret));
-        self.connected.say(&ToSource::StorageRead { disks: read, notes })
+        self.connected.send(&ToSource::StorageRead { disks: read, notes })
     }
 
     /// What the waiting QEMU has. Its images may be on storage that doesn't answer.

@@ -20,7 +20,7 @@ const WAITING_MAX: usize = 64;
 const LAST_MAX: Duration = Duration::from_secs(1);
 
 /// Dropping it closes the connection.
-pub(crate) struct Saying {
+pub(crate) struct ControlWriter {
     _thread: Joined,
     link: Arc<Link<ToDestination>>,
     waiting: Option<Sender<Frame>>,
@@ -28,15 +28,15 @@ pub(crate) struct Saying {
     over: Receiver<()>,
 }
 
-impl Saying {
+impl ControlWriter {
     pub(crate) fn start(link: Arc<Link<ToDestination>>, name: &str) -> std::io::Result<Self> {
-        let (waiting, to_say) = bounded::<Frame>(WAITING_MAX);
+        let (waiting, to_send) = bounded::<Frame>(WAITING_MAX);
         let (is_over, over) = bounded(0);
-        let thread = data_threads::spawn(format!("say-{name}"), {
+        let thread = data_threads::spawn(format!("write-{name}"), {
             let link = Arc::clone(&link);
             move || {
                 let _is_over: Sender<()> = is_over;
-                for frame in to_say {
+                for frame in to_send {
                     if let Err(error) = link.frame(&frame) {
                         tracing::info!(%error, "cannot send a switchover message");
                         // The thread that reads the connection notices it this way.
@@ -49,14 +49,14 @@ impl Saying {
     }
 
     /// Queues a message without waiting.
-    pub(crate) fn say(&self, message: &ToDestination) -> Result<(), LinkError> {
+    pub(crate) fn send(&self, message: &ToDestination) -> Result<(), LinkError> {
         let frame = Frame::message(message)?;
         let waiting = self.waiting.as_ref().ok_or(LinkError::Closed)?;
         waiting.try_send(frame).map_err(|_| LinkError::Unread)
     }
 }
 
-impl Drop for Saying {
+impl Drop for ControlWriter {
     fn drop(&mut self) {
         self.waiting = None;
         let _ = self.over.recv_timeout(LAST_MAX);
@@ -87,35 +87,35 @@ mod tests {
     #[test]
     fn sending_to_a_peer_that_does_not_read_does_not_block() {
         let (link, _peer) = unread();
-        let saying = Saying::start(Arc::clone(&link), "peer").unwrap();
+        let writer = ControlWriter::start(Arc::clone(&link), "peer").unwrap();
         let abort = ToDestination::Abort { reason: "x".repeat(256 << 10) };
         // The kernel accepts some MiB; after that, messages queue.
-        let error = (0..1000).find_map(|_| saying.say(&abort).err()).unwrap();
+        let error = (0..1000).find_map(|_| writer.send(&abort).err()).unwrap();
         assert!(matches!(error, LinkError::Unread), "{error}");
-        drop(saying);
-        assert!(link.say(&abort).is_err(), "the connection has ended");
+        drop(writer);
+        assert!(link.send(&abort).is_err(), "the connection has ended");
     }
 
     #[test]
     fn a_thread_blocked_in_the_link_is_freed() {
         let (link, _peer) = unread();
-        let saying = thread::spawn({
+        let writing = thread::spawn({
             let link = Arc::clone(&link);
             move || while link.non_ram(false, &[0; 1 << 20]).is_ok() {}
         });
-        while !saying.is_finished() {
+        while !writing.is_finished() {
             link.cut_if_stuck(Duration::from_millis(20));
         }
-        saying.join().unwrap();
+        writing.join().unwrap();
     }
 
     #[test]
     fn the_last_message_arrives() {
         use std::io::Read;
         let (link, mut peer) = unread();
-        let saying = Saying::start(link, "peer").unwrap();
-        saying.say(&ToDestination::Abort { reason: "the last word".to_owned() }).unwrap();
-        drop(saying);
+        let writer = ControlWriter::start(link, "peer").unwrap();
+        writer.send(&ToDestination::Abort { reason: "the last word".to_owned() }).unwrap();
+        drop(writer);
         let mut said = Vec::new();
         peer.read_to_end(&mut said).unwrap();
         let said = String::from_utf8_lossy(&said);
