@@ -259,7 +259,7 @@ impl Gangs {
     pub(crate) fn cancel(&self, id: &str) -> Result<(), Denied> {
         match self.running(id).filter(|gang| !gang.is_over()) {
             Some(gang) => {
-                gang.tell(Event::Cancel);
+                gang.send(Event::Cancel);
                 Ok(())
             }
             None => {
@@ -280,7 +280,7 @@ impl Gangs {
         for (id, running) in &running {
             if !running.gang.is_over() {
                 tracing::info!(id, "left as it is: the agent is stopping");
-                running.gang.tell(Event::Leave);
+                running.gang.send(Event::Leave);
             }
         }
         for running in running.into_values() {

@@ -116,7 +116,7 @@ impl ReportBuilder {
     /// The operator has changed the migration's bounds.
     pub(crate) fn rebound(&self, bounds: &Bounds) {
         let at_s = self.elapsed_s();
-        self.tell(|report| {
+        self.update(|report| {
             report.bounds = bounds.clone();
             let changes = &mut report.bounds_changes;
             if changes.len() == CHANGES_MAX {
@@ -151,13 +151,13 @@ impl ReportBuilder {
     }
 
     /// Changes the report.
-    pub(crate) fn tell(&self, change: impl FnOnce(&mut Report)) {
+    pub(crate) fn update(&self, change: impl FnOnce(&mut Report)) {
         change(&mut self.state.lock().report);
     }
 
     /// The destination has reported its cost.
     pub(crate) fn took_there(&self, cost: &Cost) {
-        self.tell(|report| {
+        self.update(|report| {
             report.cpu_destination_s = cost.cpu_s;
             report.pool_high_water_bytes[1] = cost.pool_high_water_bytes;
             report.peer_bytes = cost.peer_bytes;
@@ -211,7 +211,7 @@ mod tests {
             let builder = ReportBuilder::new(Arc::clone(&watch), 300);
             builder.expect_miss("downtime is likely to miss its goal".to_owned());
             builder.note("another note");
-            builder.tell(|report| report.downtime_ms = downtime_ms);
+            builder.update(|report| report.downtime_ms = downtime_ms);
             let notes = builder.end(Outcome::Done).notes;
             assert_eq!(watch.progress().1.notes, notes);
             notes.len()
@@ -248,7 +248,7 @@ mod tests {
             // Two bytes of JSON for each.
             builder.note(format!("{nth}{}", "\"".repeat(4096)));
         }
-        builder.tell(|report| {
+        builder.update(|report| {
             report.lanes =
                 vec![LaneReport { name: "f".repeat(100), ..LaneReport::default() }; LANES_MAX];
             let name = "d".repeat(1024);
@@ -272,7 +272,7 @@ mod tests {
             builder.enter(phase);
         }
         let mut phases = Vec::new();
-        builder.tell(|report| phases = report.phases.iter().map(|one| one.phase).collect());
+        builder.update(|report| phases = report.phases.iter().map(|one| one.phase).collect());
         let expected = [Phase::Prepare, Phase::FirstPass, Phase::LaterPass, Phase::Stopped];
         assert_eq!(phases, expected);
     }

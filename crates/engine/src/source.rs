@@ -82,7 +82,7 @@ pub fn migrate(
     let context = Context::new(local, peer, vm, request, Arc::clone(&report_builder));
     let ended = run(context).unwrap_or_else(|Failed { phase, error }| phase.undo(&error));
     let Ended { outcome, settlement } = ended;
-    report_builder.tell(|report| report.in_doubt = settlement.is_in_doubt());
+    report_builder.update(|report| report.in_doubt = settlement.is_in_doubt());
     Migrated { report: report_builder.end(outcome), settlement }
 }
 

@@ -34,7 +34,7 @@ impl Gang {
     }
 
     /// Sends a message to the leading thread.
-    pub(super) fn tell(&self, event: Event) {
+    pub(super) fn send(&self, event: Event) {
         // An error means that the thread has ended.
         let _ = self.tell.send(event);
     }

@@ -105,7 +105,7 @@ impl Run {
 
     /// Begins its moves and follows them until none is left.
     fn follow(&mut self) {
-        self.tell_begin();
+        self.publish_begin();
         for number in std::mem::take(&mut self.started) {
             self.launch(number, true);
         }
@@ -286,13 +286,13 @@ impl Run {
         };
         let gang = Arc::clone(&self.gang);
         let spawned = thread::Builder::new().name(format!("gang-{}", one.vm)).spawn(move || {
-            let show = |progress| gang.tell(Event::Progress(number, Box::new(progress)));
+            let show = |progress| gang.send(Event::Progress(number, Box::new(progress)));
             let end = catch_unwind(AssertUnwindSafe(|| flight.fly(show))).unwrap_or_else(|_| {
                 let why = "a fault in the coordinating agent; see its log".to_owned();
                 // Its migration may continue.
                 Some(End::unknown(why))
             });
-            gang.tell(Event::Ended(number, end));
+            gang.send(Event::Ended(number, end));
         });
         match spawned {
             Ok(thread) => {
@@ -394,20 +394,20 @@ impl Run {
         // Then another may evacuate that host at once, too.
         drop(self.evacuating.take());
         let report = self.gang.update(|shown| shown.outcome = report.outcome);
-        self.tell_end(&report);
+        self.publish_end(&report);
         tracing::info!(id = report.id, outcome = ?report.outcome, "a gang has ended");
         if let Err(error) = self.store.prune(&report.id) {
             tracing::warn!(%error, "cannot remove old gangs");
         }
     }
 
-    fn tell_begin(&self) {
+    fn publish_begin(&self) {
         let report = self.gang.report();
         let vms = report.moves.iter().filter(|one| !one.state.has_ended()).count();
         self.events.publish(Happening::GangBegan { gang: report.id, vms });
     }
 
-    fn tell_end(&self, report: &GangReport) {
+    fn publish_end(&self, report: &GangReport) {
         let count = |state| report.moves.iter().filter(|one| one.state == state).count();
         self.events.publish(Happening::GangEnded {
             gang: report.id.clone(),

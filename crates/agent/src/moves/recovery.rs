@@ -26,9 +26,8 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 use engine::{Settlement, Unsettled};
 use identity::Security;
 use parking_lot::Mutex;
-use switchover::Kept;
 use switchover::journal::{JournalDir, Opened, Side};
-use switchover::MigrationId;
+use switchover::{Kept, MigrationId};
 use wire::{Inquiry, SwitchoverMessage};
 
 use crate::denied::Denied;

@@ -142,7 +142,7 @@ impl SourceAudit {
     }
 
     fn report(&self, audited: Audited) {
-        self.report_builder.tell(|report| report.audit = audited);
+        self.report_builder.update(|report| report.audit = audited);
     }
 }
 

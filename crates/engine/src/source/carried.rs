@@ -148,7 +148,7 @@ impl Carried {
             Self::Relayed { relay, why, .. } => relay::relayed(*relay, why, &report_builder),
         };
         let in_doubt = matches!(ended, Err(MigrationError::InDoubt(_)));
-        report_builder.tell(|report| report.in_doubt = in_doubt);
+        report_builder.update(|report| report.in_doubt = in_doubt);
         let is_unfit =
             matches!(ended, Err(MigrationError::Unsplittable(_) | MigrationError::PageAfterRam));
         CarriedEnd { report: report_builder.end(outcome(ended)), is_unfit }

@@ -200,7 +200,7 @@ impl<S: Stopping> Flow<S> {
         if let Some(deltas) = self.lanes.deltas() {
             deltas.take_for(mapped);
         }
-        self.report_builder.tell(|report| report.placement = how.to_owned());
+        self.report_builder.update(|report| report.placement = how.to_owned());
     }
 
     /// Does on a thread of its own what the migration depends on.
@@ -247,7 +247,7 @@ impl<S: Stopping> Flow<S> {
     pub(crate) fn account(&self, pools: &Pools, control_bytes: u64) {
         let Self { state, lanes, stage, tap, cpu, .. } = self;
         let (delivered, (body_bytes, fill_bytes)) = (lanes.delivered(), state.taken());
-        self.report_builder.tell(|report| {
+        self.report_builder.update(|report| {
             report.ram_bytes = state.ram_bytes().max(report.ram_bytes);
             report.body_bytes = body_bytes;
             report.fill_bytes = fill_bytes;

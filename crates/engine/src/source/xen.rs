@@ -92,7 +92,7 @@ impl OfferedDomain {
         began: &dyn Fn(&XlPipes, &str),
     ) -> DepartedDomain {
         let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));
-        report_builder.tell(|report| report.tap = "xl".to_owned());
+        report_builder.update(|report| report.tap = "xl".to_owned());
         watch.update(|progress| progress.by_xl = true);
         let Self { pipes, header, configuration } = self;
         let pipes = Arc::new(pipes);

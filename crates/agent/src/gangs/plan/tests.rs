@@ -5,7 +5,7 @@ use api::GangOptions;
 use super::*;
 use crate::gangs::sampled::Content;
 use engine::Sample;
-use wire::gang::Want;
+use wire::gang::VmNeeds;
 
 const GIB: u64 = 1 << 30;
 

@@ -171,7 +171,7 @@ impl ByLanes {
         // Before the report is changed, because these threads also change it.
         drop((sampler, pacing));
         let cpu = lanes.stop();
-        report_builder.tell(|report| lanes::account(&lanes, &pools, control_bytes, cpu, report));
+        report_builder.update(|report| lanes::account(&lanes, &pools, control_bytes, cpu, report));
     }
 }
 

@@ -53,7 +53,7 @@ impl ByPasses {
         self.look_for_first_pass();
         let come = self.converge();
         self.keep_waiting(&come, &window);
-        self.sampler.report_builder.tell(|report| report.passes = come.shown.pass);
+        self.sampler.report_builder.update(|report| report.passes = come.shown.pass);
         self.sampler.show(&window, &come.shown);
     }
 

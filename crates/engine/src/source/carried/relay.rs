@@ -115,7 +115,7 @@ impl Relay {
             let _ = forth.join();
         }
         let control_bytes = agents.link.wire_bytes();
-        report_builder.tell(|report| {
+        report_builder.update(|report| {
             report.residue_bytes = passed.bytes.load(Relaxed);
             report.wire_bytes = control_bytes;
         });
@@ -131,7 +131,7 @@ impl Relay {
         let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));
         report_builder.note("carried for the program that copies this disk");
         report_builder.enter(Phase::FirstPass);
-        report_builder.tell(|report| report.tap = "disk".to_owned());
+        report_builder.update(|report| report.tap = "disk".to_owned());
         let ended = self.run_watched(Content::Disk, &Arc::default(), &report_builder);
         report_builder.end(outcome(ended))
     }
@@ -151,7 +151,7 @@ pub(super) fn relayed(
     report_builder
         .note(format!("the stream is relayed unchanged, and the VM is never throttled: {why}"));
     report_builder.enter(Phase::FirstPass);
-    report_builder.tell(|report| report.tap = "relayed".to_owned());
+    report_builder.update(|report| report.tap = "relayed".to_owned());
     let passed = if relay.is_channel {
         Passed::of_channel()
     } else if resumes {

@@ -139,7 +139,7 @@ impl Running<'_> {
                 self.report_builder.note(format!(
                     "the stream is relayed unchanged, and the VM is never throttled: {why}"
                 ));
-                self.report_builder.tell(|report| report.tap = "relayed".to_owned());
+                self.report_builder.update(|report| report.tap = "relayed".to_owned());
             }
             Notice::SplitEnds(why) => {
                 self.way_back.let_stop();

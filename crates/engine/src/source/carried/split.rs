@@ -46,7 +46,7 @@ impl Split {
         mut self,
         report_builder: &Arc<ReportBuilder>,
     ) -> Result<(), MigrationError> {
-        report_builder.tell(|report| {
+        report_builder.update(|report| {
             report.tap = if self.channels.is_some() { "multifd" } else { "classic" }.to_owned();
         });
         for note in &self.agents.carrying.notes {

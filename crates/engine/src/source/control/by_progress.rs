@@ -133,7 +133,7 @@ impl Deciding {
             // By QEMU's own count, because some of it may still be in flight to the tap.
             let handed_over = (qemu.normal_pages + qemu.fill_pages) * PAGE_BYTES as u64;
             let free_bytes = qemu.total_bytes.saturating_sub(handed_over);
-            sampler.report_builder.tell(|report| report.free_bytes = free_bytes);
+            sampler.report_builder.update(|report| report.free_bytes = free_bytes);
         }
         self.dirty_bytes_per_s = qemu.dirty_bytes_per_s as f64;
         let left_bytes = qemu.remaining_bytes + sampler.delivered().backlog_bytes;
@@ -151,7 +151,7 @@ impl Deciding {
         let Watched { sampler, fixed, .. } = &self.watched;
         if let Some(rate) = sampler.state.bodies_per_s() {
             let blackout = predicted_blackout(left_bytes, rate, *fixed);
-            sampler.report_builder.tell(|report| {
+            sampler.report_builder.update(|report| {
                 report.predicted_downtime_ms = Some(blackout.as_secs_f64() * 1e3);
                 report.passes = qemu.dirty_sync_count;
             });

@@ -294,7 +294,7 @@ impl Paced {
         self.last_written = written;
         let now_s = self.report_builder.elapsed_s();
         if let Some(taken) = self.taking.add(now_s, seconds, self.sent.by_lanes) {
-            self.report_builder.tell(|report| report.from_others = Some(taken));
+            self.report_builder.update(|report| report.from_others = Some(taken));
         }
         uses
     }

@@ -186,7 +186,7 @@ impl Throttling {
         slowed.lost_s = decision.work_lost.as_secs_f64();
         slowed.vcpus = self.brakes.vcpus.as_ref().map_or(0, |vcpus| vcpus.writers().count());
         let slowed = slowed.clone();
-        self.brakes.report_builder.tell(|report| report.slowed = Some(slowed));
+        self.brakes.report_builder.update(|report| report.slowed = Some(slowed));
     }
 }
 

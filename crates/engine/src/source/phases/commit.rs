@@ -120,7 +120,7 @@ impl Streaming<'_> {
         }
         let bytes = now.body_bytes - stop.delivered.body_bytes;
         let downtime_ms = downtime.as_secs_f64() * 1e3;
-        context.report_builder.tell(|report| {
+        context.report_builder.update(|report| {
             report.stopped_bytes = bytes;
             report.downtime_ms = Some(downtime_ms);
         });

@@ -83,7 +83,7 @@ impl<'m> Journaled<Streaming<'m>> {
             Notice::Unsplittable(reason) => {
                 context.report_builder.enter(Phase::FirstPass);
                 context.report_builder.note(format!("the stream is relayed unchanged: {reason}"));
-                context.report_builder.tell(|report| report.tap = "whole".to_owned());
+                context.report_builder.update(|report| report.tap = "whole".to_owned());
             }
             Notice::DisksReady => self.phase.begin_memory()?,
             Notice::Disks(drained) => {

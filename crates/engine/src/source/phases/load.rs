@@ -163,7 +163,7 @@ impl Streaming<'_> {
             }
             Audited::Same { .. } | Audited::Nothing { .. } => Ok(()),
         };
-        context.report_builder.tell(|report| report.audit = audited);
+        context.report_builder.update(|report| report.audit = audited);
         failed
     }
 

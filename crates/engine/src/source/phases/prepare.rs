@@ -177,7 +177,7 @@ impl Connected<'_> {
         let theirs = Reason::new(there.qemu.as_str()).into();
         let qemu = [machine.version.clone(), theirs];
         let prepare_s = report_builder.elapsed_s();
-        report_builder.tell(|report| {
+        report_builder.update(|report| {
             report.qemu = qemu;
             report.prepare_s = prepare_s;
         });

@@ -236,7 +236,7 @@ impl Prepared<'_> {
             }
             StreamKind::Multifd(count) => (Channels::Multifd(count), "multifd"),
         };
-        self.connected.context.report_builder.tell(|report| report.tap = tap.to_owned());
+        self.connected.context.report_builder.update(|report| report.tap = tap.to_owned());
         channels
     }
 

@@ -267,7 +267,7 @@ impl<'m> Reversible<'m> for Streaming<'m> {
     fn account_disks(&self) {
         if let Some(disks) = &self.disks {
             let disks = disks.reports();
-            self.connected.context.report_builder.tell(|report| report.disks = disks);
+            self.connected.context.report_builder.update(|report| report.disks = disks);
         }
     }
 

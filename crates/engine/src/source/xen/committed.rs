@@ -55,7 +55,7 @@ impl Leading<'_> {
         self.report_builder.enter(Phase::Running);
         if let Some(suspended) = self.suspended {
             let downtime_ms = suspended.elapsed().as_secs_f64() * 1e3;
-            self.report_builder.tell(|report| report.downtime_ms = Some(downtime_ms));
+            self.report_builder.update(|report| report.downtime_ms = Some(downtime_ms));
             self.report_builder.note(
                 "the downtime is counted from the start of xl's last pass, in which it suspends \
                  the domain",

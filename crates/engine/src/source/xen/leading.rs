@@ -125,7 +125,7 @@ impl<'m> Leading<'m> {
         let carried = self.carry(pipes, header, configuration);
         let error = carried.err().or_else(|| self.concluded().err());
         let in_doubt = self.departing.fate.is_none() && !self.runs_there;
-        self.report_builder.tell(|report| report.in_doubt = in_doubt);
+        self.report_builder.update(|report| report.in_doubt = in_doubt);
         let outcome = match error {
             None => Outcome::Done,
             Some(MigrationError::Cancelled) if !in_doubt => Outcome::Cancelled,
@@ -207,7 +207,7 @@ impl<'m> Leading<'m> {
             match self.next(&never(), until)? {
                 Next::Received(Received::Message(ToSource::Carrying(carrying))) => {
                     let prepare_s = self.report_builder.elapsed_s();
-                    self.report_builder.tell(|report| report.prepare_s = prepare_s);
+                    self.report_builder.update(|report| report.prepare_s = prepare_s);
                     for note in &carrying.notes {
                         self.report_builder.note(note.clone());
                     }

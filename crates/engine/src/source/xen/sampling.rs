@@ -40,7 +40,7 @@ impl ByXl {
             ram_bytes.saturating_sub(bodies + fills)
         };
         let left_bytes = pending_bytes + sampler.delivered().backlog_bytes;
-        sampler.report_builder.tell(|report| report.passes = pass);
+        sampler.report_builder.update(|report| report.passes = pass);
         let (share, time_left_s, held) = (1.0, None, false);
         let shown =
             Shown { pass, ram_bytes, left_bytes, dirty_bytes_per_s, share, time_left_s, held };
