@@ -9,9 +9,9 @@ mod back;
 mod channels;
 mod from_disks;
 mod in_order;
+mod split;
 
 use std::io::Write;
-use std::mem;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -21,28 +21,25 @@ use content::Domain;
 use crossbeam_channel::{Receiver, never, select, unbounded};
 use dedup::storage::Disks;
 use managers::Onward;
-use placer::Feeder;
 use qemu::commanded::Commanded;
 use qemu::ram_blocks::RamBlocks;
 use wire::carry::{self, Carry};
-use wire::{Announced, Cost, ToDestination, ToSource};
+use wire::{Cost, ToDestination, ToSource};
 
 use super::audit::Auditing;
 use super::connect::{Connected, hex};
 use super::end::End;
-use super::receive::{Opened, Reach};
-use super::sharing::{Found, Shares};
+use super::sharing::Shares;
 use crate::caught::caught;
 use crate::destination::connections::ConnectionSlot;
 use crate::destination::nic_use::NicReports;
 use crate::destination::postcopies::Relayed;
 use crate::error::LinkError;
 use crate::link::{CARRIED_DEAD_AFTER, Received};
-use crate::resources::Pools;
-use crate::tail::Tail;
 use back::{Back, Closed};
 use channels::Channels;
 use in_order::{InOrder, Written};
+use split::Split;
 
 /// A QEMU that has loaded its VM closes its connection at once.
 const LAST_WORD_MAX: Duration = Duration::from_secs(1);
@@ -51,17 +48,19 @@ const LAST_WORD_MAX: Duration = Duration::from_secs(1);
 struct Carried<'a> {
     connected: &'a Connected<'a>,
     onward: Onward,
+    /// The QEMU that waits for the VM. None: it is not known, or may not be seen.
     whose: Option<Arc<Commanded>>,
-    /// How the VM's content is shared.
+    /// How the VM's content is shared. None: it is not.
     shares: Option<Shares>,
-    /// Its disks that are read, with the secret that keys their names.
+    /// Its disks that are read, with the secret that keys their names. None: no disk is.
     disks: Option<(Disks, String)>,
-    /// The domain for sharing its content later, when it runs here.
+    /// The domain for sharing its content later, when it runs here. None: it will not be shared.
     domain: Option<Domain>,
     /// The connection to QEMU's main channel, or to whatever else listens there.
     socket: UnixStream,
     back: Back,
     audit: Auditing,
+    /// None: the stream has no other connections, or they are not open yet.
     channels: Option<Channels>,
     incoming: Incoming,
     /// Watches what is relayed. Kept to the end: so long a VM in post-copy is waited for.
@@ -82,28 +81,10 @@ enum Incoming {
     Whole { ended: bool },
 }
 
-/// A stream that is split. The feeder is dropped before the pools.
-struct Split {
-    feeder: Feeder,
-    opened: Opened,
-    ram: RamBlocks,
-    after_ram: AfterRam,
-    _nic_reports: NicReports,
-    pools: Pools,
-}
-
-/// What becomes of the stream after RAM.
-enum AfterRam {
-    /// It is kept until all pages are placed.
-    Kept(Tail),
-    /// It goes to QEMU as it arrives.
-    Fed,
-}
-
 /// A connection that is relayed by lanes.
 struct ByLanes {
     in_order: InOrder,
-    told: Receiver<Written>,
+    written: Receiver<Written>,
     /// Everything is written.
     ended: bool,
     _nic_reports: NicReports,
@@ -144,7 +125,7 @@ impl Connected<'_> {
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
         let audit = Auditing::new(order.audit, &order.hashes);
         let agreed = order.sharing.as_ref().map(|wanted| self.agree(wanted)).unwrap_or_default();
-        let said = carry::Carrying {
+        let carrying = carry::Carrying {
             token: hex(self.token),
             vm: name,
             uuid: whose.as_ref().and_then(|whose| whose.uuid.clone()),
@@ -158,7 +139,7 @@ impl Connected<'_> {
         };
         let relayed = Relayed::new(&self.shared.postcopies);
         let back = self
-            .send(&ToSource::Carrying(said))
+            .send(&ToSource::Carrying(carrying))
             .and_then(|()| Back::start(&socket, &self.link, relayed.answers()).map_err(End::failed))
             .inspect_err(|_| self.end_lanes())?;
         let mut carried = Carried {
@@ -262,7 +243,7 @@ impl Carried<'_> {
     /// Handles the loss of the source's connection. The source closes it after the last word of the
     /// QEMU here, which may not have been seen yet.
     fn source_disconnected(&mut self, error: &LinkError) -> Result<(), End> {
-        let is_fed = matches!(&self.incoming, Incoming::Split(split) if matches!(split.after_ram, AfterRam::Fed));
+        let is_fed = matches!(&self.incoming, Incoming::Split(split) if split.is_fed());
         if is_fed && let Ok(closed) = self.back.closed.recv_timeout(LAST_WORD_MAX) {
             let ended = self.closed_here(closed);
             // The source doesn't miss what it doesn't receive any more.
@@ -275,7 +256,7 @@ impl Carried<'_> {
         let closed: Receiver<Closed> =
             if self.closed.is_some() { never() } else { self.back.closed.clone() };
         let written = match &self.incoming {
-            Incoming::Relayed(by_lanes) if !by_lanes.ended => by_lanes.told.clone(),
+            Incoming::Relayed(by_lanes) if !by_lanes.ended => by_lanes.written.clone(),
             _ => never(),
         };
         select! {
@@ -299,13 +280,13 @@ impl Carried<'_> {
     /// Relays the stream by lanes from now on.
     fn relay_by_lanes(&self) -> Result<ByLanes, End> {
         let Connected { lanes, link, .. } = self.connected;
-        let (tell, told) = unbounded();
+        let (tell, written) = unbounded();
         let relayed = self.relayed.by_another();
         let started = InOrder::start(&self.socket, lanes.threads(), tell, relayed);
         let in_order = started.map_err(End::failed)?;
         lanes.with_disks(in_order.sink());
         let _nic_reports = NicReports::start(lanes, link).map_err(End::failed)?;
-        Ok(ByLanes { in_order, told, ended: false, _nic_reports })
+        Ok(ByLanes { in_order, written, ended: false, _nic_reports })
     }
 
     fn is_over(&self) -> bool {
@@ -376,97 +357,6 @@ impl Carried<'_> {
         written.map_err(|error| {
             End::failed(format!("the program that waits for the VM accepts no data: {error}"))
         })
-    }
-
-    /// Splits the stream, now that the block list is known: from here on lanes deliver pages.
-    fn split(
-        &mut self,
-        blocks: Vec<Announced>,
-        (head, ram_section, footers): (&[u8], u32, bool),
-    ) -> Result<(), End> {
-        let connected = self.connected;
-        let local = &connected.shared.local;
-        let pools = local.resources.coming(false).map_err(End::failed)?;
-        let socket = self.socket.try_clone().map_err(End::failed)?;
-        let feeder = Feeder::start(socket, Arc::clone(&pools.pages)).map_err(End::failed)?;
-        let syncs = self.channels.as_ref().and_then(Channels::syncs);
-        if let Some(syncs) = syncs {
-            let sections = Arc::clone(syncs);
-            feeder.notify_sections(move || sections.one_more());
-            // Setup and RAM's END are sections too.
-            syncs.one_more();
-            syncs.one_more();
-        }
-        feeder.head(head, ram_section, footers).map_err(End::failed)?;
-        let ram = self.ram(&blocks);
-        for text in ram.notes.iter().cloned() {
-            connected.send(&ToSource::Note { text })?;
-        }
-        let nic_reports = NicReports::start(&connected.lanes, &connected.link);
-        let reach = Reach { ram: &ram.reached, feeder: &feeder, audit: self.audit };
-        let found = Found::of(self.shares.clone(), self.disks.take());
-        let opened = connected.open_lanes(&reach, blocks, found)?;
-        let _nic_reports = nic_reports.map_err(End::failed)?;
-        let after_ram = AfterRam::Kept(Tail::new(&local.resources.coming_tails));
-        let split = Split { feeder, opened, ram, after_ram, _nic_reports, pools };
-        self.incoming = Incoming::Split(Box::new(split));
-        Ok(())
-    }
-
-    /// The RAM that can be written to directly.
-    fn ram(&self, blocks: &[Announced]) -> RamBlocks {
-        let listed = blocks.iter().map(|block| (block.name.as_str(), block.bytes));
-        match &self.whose {
-            Some(whose) => whose.ram(listed),
-            None => RamBlocks {
-                notes: vec![
-                    "all RAM is placed inline: which process waits for the VM is not known, or \
-                     the agent there may not see it"
-                        .to_owned(),
-                ],
-                ..RamBlocks::default()
-            },
-        }
-    }
-
-    /// The stream after RAM: kept until everything before it is placed.
-    fn tail(&mut self, piece: &[u8]) -> Result<(), End> {
-        let Incoming::Split(split) = &mut self.incoming else {
-            return Err(End::failed("the tail of the stream arrived before its head"));
-        };
-        match &mut split.after_ram {
-            AfterRam::Kept(tail) => tail.push(piece).map_err(End::failed),
-            AfterRam::Fed => split.feeder.tail(piece).map_err(End::failed),
-        }
-    }
-
-    /// All pages are placed. Compares them, and passes what follows RAM to QEMU.
-    fn placed(&mut self, totals: &[u64]) -> Result<(), End> {
-        let Incoming::Split(split) = &mut self.incoming else {
-            return Err(End::failed("pages arrived before the head of the stream"));
-        };
-        let AfterRam::Kept(tail) = mem::replace(&mut split.after_ram, AfterRam::Fed) else {
-            return Err(End::failed("the stream was completed twice"));
-        };
-        let Opened { placer, mappings, .. } = &split.opened;
-        if let Some(ledger) = placer.ledger() {
-            self.connected.audit(ledger, mappings, totals, self.audit)?;
-        }
-        if let Some(by_name) = &split.opened.by_name {
-            if let Some(shares) = &self.shares {
-                shares.sharing.keep(by_name);
-            }
-            for text in by_name.storage_notes() {
-                self.connected.send(&ToSource::Note { text })?;
-            }
-        }
-        // No thread may write to the VM's RAM while QEMU loads it.
-        self.connected.lanes.end();
-        if let Some(by_name) = &split.opened.by_name {
-            // The source doesn't wait for slow disks, and has sent what is still being read.
-            by_name.end_reading();
-        }
-        split.feeder.tail(tail.bytes()).map_err(End::failed)
     }
 
     /// Closes all connections of the migration at once: QEMU here sees its stream end, and none of
