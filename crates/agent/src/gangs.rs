@@ -92,7 +92,7 @@ impl Gangs {
 
     /// Plans a gang, and begins it unless it is a dry run.
     pub(crate) fn start(&self, request: &GangRequest) -> Result<GangStarted, Denied> {
-        // From before other hosts are asked: of two plans made at once, one sees the other.
+        // From before other hosts are queried: of two plans made at once, one sees the other.
         let evacuation = request.evacuate.as_ref().filter(|_| !request.dry_run);
         let evacuating = self.evacuating(evacuation.map(|one| one.host.as_str()))?;
         let plan = plan::plan(request, &self.agents)?;
@@ -108,7 +108,7 @@ impl Gangs {
 
     /// Resumes a gang that has not moved all of its VMs.
     pub(crate) fn resume(&self, id: &str) -> Result<GangStarted, Denied> {
-        // Held from before the saved report is read until the gang runs: hosts are asked in
+        // Held from before the saved report is read until the gang runs: hosts are queried in
         // between, and a report from before another run would move VMs again.
         let _turn = self.take_turn(id)?;
         let kept = self.kept(id)?;

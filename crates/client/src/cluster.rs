@@ -55,7 +55,7 @@ struct Agent {
     host: OnceLock<String>,
 }
 
-/// Agents that are being asked.
+/// Agents that are being queried.
 #[derive(Default)]
 struct Asking {
     numbers: HashSet<usize>,
@@ -170,7 +170,7 @@ impl Cluster {
         let _ = self.rounds.subscribe().changed().await;
     }
 
-    /// Waits until each host has answered, or could not be asked.
+    /// Waits until each host has answered, or could not be queried.
     pub async fn wait_for_hosts(&self) {
         let all = async {
             while !self.known().hosts.values().all(HostState::was_queried) {

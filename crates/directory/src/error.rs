@@ -11,7 +11,7 @@ pub enum DirectoryError {
         /// Which directory.
         at: String,
     },
-    /// The directory or the network is gone.
+    /// The directory or the network is down.
     #[error("the directory at {at} can't be reached: {why}")]
     Unreachable {
         /// Which directory.

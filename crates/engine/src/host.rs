@@ -293,7 +293,7 @@ pub trait Arriving: Send {
         self.adopt()
     }
 
-    /// Called when its QEMU has said that it runs.
+    /// Called when its QEMU has reported that it runs.
     fn runs(&self);
 
     /// Called when its source needs no more messages: it can be stopped or moved on.

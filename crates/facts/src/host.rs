@@ -231,7 +231,7 @@ pub struct VmFacts {
     pub qemu: (u32, u32, u32),
     /// Its accelerator, as in `accel=`.
     pub accelerator: String,
-    /// Its machine type; empty if its QEMU did not say.
+    /// Its machine type; empty if its QEMU did not report it.
     pub machine: String,
     /// Its CPU model, if its command line names one.
     pub cpu: Option<String>,

@@ -52,7 +52,7 @@ impl Toucher {
         Ok(())
     }
 
-    /// Splits the pieces in halves if one can't be read: the kernel doesn't say which.
+    /// Splits the pieces in halves if one can't be read: the kernel doesn't report which.
     #[expect(unsafe_code, reason = "the kernel reads at addresses that may be gone")]
     fn write(&mut self, pieces: &[libc::iovec]) -> io::Result<()> {
         if pieces.is_empty() {

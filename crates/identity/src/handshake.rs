@@ -189,6 +189,6 @@ fn say_why<E: End>(end: &mut E, talk: &mut Talk<'_>) {
             return;
         }
     }
-    // The peer may be gone; the caller returns the error anyway.
+    // The peer may have disconnected; the caller returns the error anyway.
     let _ = outgoing.send();
 }

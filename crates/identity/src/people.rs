@@ -105,7 +105,7 @@ pub(crate) fn server(
     Ok(config)
 }
 
-/// Has a connection end if the other end's host is gone: nothing is sent while an answer takes its
+/// Has a connection end if the other end's host is down: nothing is sent while an answer takes its
 /// time. It ends once the other end has acknowledged nothing, neither data nor probes, or taken
 /// nothing, for `patience`.
 ///

@@ -25,7 +25,7 @@ impl Socket {
     /// Ends both directions; a blocked read or write returns.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Relaxed);
-        // An error means that the connection is gone already.
+        // An error means that the connection is closed already.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 

@@ -181,7 +181,7 @@ impl<T> Shared<T> {
     /// requests.
     fn end(&self, why: Failure) {
         self.state.lock().ending.get_or_insert(why);
-        // A failure means that the connection is gone already.
+        // A failure means that the connection is closed already.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }

@@ -259,7 +259,7 @@ impl<B> Drop for Reader<B> {
             offset: 0,
             bytes: 0,
         };
-        // A server that is gone, or doesn't read, needs no DISCONNECT.
+        // A server that has disconnected, or doesn't read, needs no DISCONNECT.
         if self.socket.set_patience(Some(Duration::from_millis(10))).is_ok() {
             let _ = (&self.socket).write_all(&header.to_bytes());
         }

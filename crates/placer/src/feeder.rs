@@ -360,7 +360,7 @@ impl Shared {
             state.failed = Some(error);
         }
         drop(state);
-        // This fails only if the other end is gone already.
+        // This fails only if the other end is closed already.
         let _ = self.socket.shutdown(Shutdown::Both);
         self.queued.notify_all();
         self.pool.close();

@@ -49,7 +49,7 @@ impl Commanded {
     /// The QEMU that has this process id now.
     ///
     /// # Errors
-    /// If it is gone, or the agent may not inspect it.
+    /// If it has exited, or the agent may not inspect it.
     pub fn of_process(pid: u32) -> Result<Self, ProcessError> {
         let process = Process::now(pid)?;
         let argv = command_line_of(pid)?;
@@ -63,7 +63,7 @@ impl Commanded {
     /// QEMU has open can't be read.
     ///
     /// # Errors
-    /// If it is gone, or the agent may not inspect it.
+    /// If it has exited, or the agent may not inspect it.
     pub fn disks(&self) -> Result<Vec<GuestDisk>, ProcessError> {
         let pid = self.process.pid();
         let cwd = directory_of(pid)?;
@@ -96,7 +96,7 @@ impl Commanded {
     /// The user with whose rights it opens files.
     ///
     /// # Errors
-    /// If it is gone, or the agent may not inspect it.
+    /// If it has exited, or the agent may not inspect it.
     pub fn user(&self) -> Result<User, ProcessError> {
         user_of(self.process.pid())
     }

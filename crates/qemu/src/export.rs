@@ -82,7 +82,7 @@ pub enum ExportError {
         /// Why.
         source: io::Error,
     },
-    /// QEMU doesn't answer, or is gone.
+    /// QEMU doesn't answer, or has exited.
     #[error(transparent)]
     Qmp(#[from] QmpError),
 }

@@ -100,7 +100,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// QEMU's process, for messages about one that is gone.
+    /// QEMU's process, for messages about one that has exited.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process.pid

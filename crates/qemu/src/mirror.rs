@@ -319,7 +319,7 @@ impl Mirrors {
     /// from this end, even by `yank`. One that only waits for replies can.
     ///
     /// # Errors
-    /// If QEMU is gone or something stays behind.
+    /// If QEMU has exited or something stays behind.
     pub fn undo(&self) -> Result<(), MirrorError> {
         remove_left(&self.qmp)?;
         self.jobs.lock().clear();

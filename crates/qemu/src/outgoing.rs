@@ -285,7 +285,7 @@ impl Outgoing {
     /// stopping the VM does not answer until its writes end.
     ///
     /// # Errors
-    /// If QEMU is gone, or does not resume the VM.
+    /// If QEMU has exited, or does not resume the VM.
     pub fn back_out(&self, was_running: bool) -> Result<Status, QmpError> {
         let status = self.cancel()?;
         tracing::debug!(?status, "backed out");
@@ -311,7 +311,7 @@ impl Outgoing {
     /// completed just before.
     ///
     /// # Errors
-    /// If QEMU is gone, or does not end it.
+    /// If QEMU has exited, or does not end it.
     pub fn cancel(&self) -> Result<Status, QmpError> {
         ending::cancel(&self.qmp, &self.events)
     }

@@ -244,7 +244,7 @@ impl Drop for Process {
 /// A process's command line, which it may have changed itself.
 ///
 /// # Errors
-/// If it is gone or the agent may not inspect it.
+/// If it has exited or the agent may not inspect it.
 pub fn command_line_of(pid: u32) -> Result<Vec<String>, ProcessError> {
     let path = proc_path(pid, "cmdline");
     let text = fs::read(path).map_err(|source| not_seen(pid, source))?;
@@ -258,7 +258,7 @@ pub fn command_line_of(pid: u32) -> Result<Vec<String>, ProcessError> {
 /// The directory at which a process's relative paths start.
 ///
 /// # Errors
-/// If it is gone or the agent may not inspect it.
+/// If it has exited or the agent may not inspect it.
 pub fn directory_of(pid: u32) -> Result<PathBuf, ProcessError> {
     fs::read_link(proc_path(pid, "cwd")).map_err(|source| not_seen(pid, source))
 }
@@ -266,7 +266,7 @@ pub fn directory_of(pid: u32) -> Result<PathBuf, ProcessError> {
 /// The user with whose rights a process opens files.
 ///
 /// # Errors
-/// If it is gone or the agent may not inspect it.
+/// If it has exited or the agent may not inspect it.
 pub fn user_of(pid: u32) -> Result<User, ProcessError> {
     let text = fs::read_to_string(proc_path(pid, "status"));
     let text = text.map_err(|source| not_seen(pid, source))?;

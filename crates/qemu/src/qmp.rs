@@ -148,7 +148,7 @@ impl Qmp {
     /// Runs a short command, and waits for its answer.
     ///
     /// # Errors
-    /// If QEMU refuses it, doesn't answer within 10 s, or is gone.
+    /// If QEMU refuses it, doesn't answer within 10 s, or has exited.
     pub fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         self.execute_within(command, arguments, TIMEOUT)
     }
@@ -156,7 +156,7 @@ impl Qmp {
     /// Runs a command and waits at most `timeout` for its answer.
     ///
     /// # Errors
-    /// If QEMU refuses it, doesn't answer in time, or is gone. After a timeout
+    /// If QEMU refuses it, doesn't answer in time, or has exited. After a timeout
     /// the command may still take effect.
     pub fn execute_within(
         &self,
@@ -210,7 +210,7 @@ impl Qmp {
         self.shared.subscribe(Some(names))
     }
 
-    /// Whether the connection ended: QEMU is gone, or has closed it.
+    /// Whether the connection ended: QEMU has exited, or has closed it.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.shared.is_closed()
@@ -283,7 +283,7 @@ impl Qmp {
     }
 
     fn shut_down(&self) {
-        // A failure means that the connection is gone already.
+        // A failure means that the connection is closed already.
         let _ = self.writer.lock().shutdown(std::net::Shutdown::Both);
     }
 }

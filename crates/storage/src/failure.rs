@@ -32,7 +32,7 @@ pub enum Failure {
         /// The image's size.
         image_bytes: u64,
     },
-    /// The connection to the storage is gone.
+    /// The connection to the storage is lost.
     #[error("the connection to the storage broke: {0}")]
     Broken(String),
     /// A request was not answered in time.

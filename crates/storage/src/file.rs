@@ -35,7 +35,7 @@ impl FileSource {
     /// Opens an image that starts at byte `base` of the file and has `bytes`, or
     /// the rest of the file.
     ///
-    /// This may hang on storage that is gone: see [`crate::open`].
+    /// This may hang on storage that is missing: see [`crate::open`].
     ///
     /// # Errors
     /// If it can't be opened and read, or is neither a file nor a block device.

@@ -36,7 +36,7 @@ pub enum Doubt {
         /// The system's error.
         reason: Reason,
     },
-    /// Destination: the VM is loaded, and the source doesn't say whose it is.
+    /// Destination: the VM is loaded, and the source doesn't report whose it is.
     NoVerdict,
     /// Destination: the VM was given to this side and does not run, though it may have run.
     CannotRun {

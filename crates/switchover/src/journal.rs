@@ -80,7 +80,7 @@ impl<R: Keeps> Reopened<R> {
 /// Identifies the current boot of this host.
 ///
 /// # Errors
-/// If the kernel doesn't say.
+/// If the kernel doesn't report it.
 pub fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }

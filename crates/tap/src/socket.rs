@@ -90,7 +90,7 @@ pub fn abort(socket: &UnixStream) {
 }
 
 /// Whether the same call may succeed a moment later: the system, or the agent, had no descriptor or
-/// no memory left, or the peer has gone already.
+/// no memory left, or the peer has disconnected already.
 #[must_use]
 pub fn is_passing(error: &io::Error) -> bool {
     const PASSING: [Errno; 5] =

@@ -7,7 +7,7 @@
 //! payload  form 0: the bodies' bytes, in the table's order, encoded as one
 //!          form 1: their deltas (`page::Deltas`), encoded as one
 //! ```
-//! Form 1 is used only if the destination has said that it accepts deltas. All fields are
+//! Form 1 is used only if the destination has reported that it accepts deltas. All fields are
 //! little-endian. An [`Ack`] counts the batches of this connection that are placed. So losing one
 //! with a dead connection costs nothing: whatever was not acknowledged there is sent again on
 //! another lane.

@@ -165,7 +165,7 @@ pub(crate) fn set_up() {
     write_apic(TIMER_DIVIDE, BY_ONE);
 }
 
-/// Whether the second CPU has begun.
+/// Whether the second CPU has started.
 static IS_SECOND_UP: AtomicBool = AtomicBool::new(false);
 
 /// Notes that the second CPU, which calls this, is up.

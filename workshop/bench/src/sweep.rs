@@ -28,7 +28,7 @@ pub struct SweepOutcome {
 /// contenders that take part, and `at` the points; if empty, all do.
 ///
 /// Each round visits all points. A contender that ran out of time at a point does not run there
-/// again. After [`Sweep::enough`] no new round begins, and one that has begun ends after the
+/// again. After [`Sweep::enough`] no new round begins, and one that has started ends after the
 /// current point.
 ///
 /// # Errors

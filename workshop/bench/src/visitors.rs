@@ -72,7 +72,7 @@ impl Visitors {
             let lines = output.map(|output| BufReader::new(output).lines());
             for line in lines.into_iter().flatten().map_while(io::Result::ok) {
                 if line == "ready" {
-                    // After the timeout the receiver is gone.
+                    // After the timeout the receiver is dropped.
                     let _ = ready.send(());
                 }
                 hears.lock().unwrap_or_else(PoisonError::into_inner).hear(&line, at);

@@ -21,7 +21,7 @@ const DOMAIN: &str = "bench";
 const MEMORY_MIB: u32 = 128;
 /// Half of it can be compressed, to a quarter.
 const LOAD_MIB: u32 = 64;
-/// Checks of all memory after a move: the first one may have begun before it.
+/// Checks of all memory after a move: the first one may have started before it.
 const CHECKS: u64 = 2;
 
 const XL: &str = "xl alone, one link";

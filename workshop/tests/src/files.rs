@@ -423,7 +423,7 @@ pub fn ample() -> Budget {
 /// Those of [`guest_port`].
 ///
 /// # Panics
-/// If the VM's QEMU doesn't say how much memory it has.
+/// If the VM's QEMU doesn't report how much memory it has.
 pub fn asked(
     world: &World,
     side: Side,

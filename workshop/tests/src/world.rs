@@ -213,7 +213,7 @@ fn fail_arrived(Broken { kind, detail }: &Broken, guest: &Guest, kit: &Kit, audi
 /// Waits until all that a VM holds now was scanned.
 pub(crate) fn wait_looked_at(name: &str, show: impl Fn() -> VmSummary) {
     let rounds = || show().content.map_or(0, |content| content.rounds);
-    // The current round may have begun before.
+    // The current round may have started before.
     let wanted = rounds() + 2;
     // The scan runs only when nothing else wants the CPU.
     let end = Instant::now() + LOOK_MAX;

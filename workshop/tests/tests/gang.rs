@@ -51,7 +51,7 @@ fn assert_at(world: &World, side: Side, guests: &[&Guest]) {
     world.assert_only(side, &pids);
 }
 
-/// The guest that had begun to move: the lab has to listen to its next QEMU at B, too.
+/// The guest that had started to move: the lab has to listen to its next QEMU at B, too.
 fn heard_anew<'g>(begun: Option<&str>, guests: [&'g Guest; 2]) -> Vec<&'g Guest> {
     let begun = begun.expect("one had begun");
     guests.into_iter().filter(|guest| guest.spec.name == begun).collect()

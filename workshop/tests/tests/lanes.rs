@@ -76,7 +76,7 @@ fn a_lane_whose_network_goes_silent() {
     assert!(report.lanes.iter().all(|lane| lane.batches > 0), "{:?}", report.lanes);
 }
 
-/// The network comes back after the lane was given up, and before the end.
+/// The network comes back after the lane was dropped, and before the end.
 #[runs(promised)]
 #[test]
 fn a_lane_joins_again() {

@@ -13,7 +13,7 @@ use lab::xen::{DomainSpec, Migrated, Virtualization, XenHost, XenHosts};
 use marks::runs;
 use xen::recording::Recording;
 
-/// Checks of all memory after a move: the first one may have begun before it.
+/// Checks of all memory after a move: the first one may have started before it.
 const CHECKS: u64 = 2;
 /// Longest time until something shows.
 const SHOWS_MAX: Duration = Duration::from_secs(180);

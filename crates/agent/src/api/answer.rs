@@ -37,7 +37,7 @@ pub(super) async fn no_method() -> Response {
     error(ErrorCode::MethodNotAllowed, "this path has another method")
 }
 
-/// Runs `work` on a blocking thread: QEMU is asked over blocking sockets, and may be slow.
+/// Runs `work` on a blocking thread: QEMU is queried over blocking sockets, and may be slow.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Denied> + Send + 'static,
 ) -> Result<T, Denied> {

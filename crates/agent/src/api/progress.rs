@@ -26,7 +26,7 @@ const WATCHERS_OF_ONE_MAX: usize = 48;
 /// so that some are left at the socket.
 const READERS_MAX: usize = 24;
 const READERS_OF_ONE_MAX: usize = 16;
-/// A watcher that takes nothing for longer is given up. It can ask again.
+/// A watcher that reads nothing for longer is dropped. It can connect again.
 const STUCK: Duration = Duration::from_secs(30);
 /// Lines that are queued for a watcher; one that falls behind skips states.
 const LINES_MAX: usize = 4;

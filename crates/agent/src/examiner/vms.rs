@@ -77,7 +77,7 @@ fn backed_bytes(backends: &[MemoryBackend], counts: impl Fn(&MemoryBackend) -> b
 
 /// The memory that a VM needs on any host; none if its QEMU or its command line doesn't say.
 pub(crate) fn needs(machine: &Machine, ram_bytes: u64, memory: &HostMemory) -> Option<Needs> {
-    // If QEMU doesn't say what is unplugged, all of it counts.
+    // If QEMU doesn't report what is unplugged, all of it counts.
     needs_without(machine, ram_bytes, memory, || machine.qmp.unplugged().unwrap_or_default())
 }
 

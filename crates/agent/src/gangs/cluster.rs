@@ -253,7 +253,7 @@ fn plain(text: &str) -> String {
     letters.map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// The error for the caller if another host's agent can't be asked.
+/// The error for the caller if another host's agent can't be queried.
 pub(super) fn silent(host: &str, why: &str) -> Denied {
     Denied::Coded(ErrorCode::HostSilent, format!("the agent of {host} can't be queried: {why}"))
 }

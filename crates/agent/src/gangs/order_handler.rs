@@ -278,7 +278,7 @@ fn ask(machine: &Machine, counted: &mut Counted, memory: &HostMemory) {
     if let Ok(vcpus) = machine.qmp.vcpus() {
         counted.vcpus = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
     }
-    // If QEMU doesn't say, the move finds out.
+    // If QEMU doesn't report it, the move finds out.
     counted.loses_writes = machine.qmp.loses_writes().unwrap_or(false);
     counted.needs.machine = shape::machine_of(&machine.qmp).unwrap_or_default();
     if let Some(needs) = vms::needs(machine, counted.ram_bytes, memory) {

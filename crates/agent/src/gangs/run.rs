@@ -39,9 +39,11 @@ pub(super) struct Run {
     /// What each may use of the gang's bandwidth, if that is limited.
     limits: Limits,
     began: Instant,
-    /// Why the VMs that have not moved stay.
+    /// Why the VMs that have not moved stay. None: they move as they are admitted.
     called_off: Option<String>,
+    /// The operator has cancelled it, one of the reasons to call it off.
     was_cancelled: bool,
+    /// The agent ends: migrations continue at their hosts, and none begins.
     leaves: bool,
 }
 

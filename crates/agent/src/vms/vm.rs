@@ -51,7 +51,7 @@ struct Known {
     qemu: Qemu,
     /// QEMU's last answer, for when it doesn't answer.
     status: VmStatus,
-    /// When QEMU was asked for that answer.
+    /// When QEMU was queried for that answer.
     asked: Option<Instant>,
     /// What stopped it, until it runs again.
     stopped_by: Option<String>,

@@ -214,7 +214,7 @@ impl Recipient {
     /// A note for the operator's report.
     pub(crate) fn note(&self, text: String) {
         if let Some(tell) = self.tell.lock().as_ref() {
-            // A source that is gone need not know.
+            // A source that has disconnected need not know.
             let _ = tell.send(SourceReport::Note(text));
         }
     }
@@ -367,7 +367,7 @@ impl Recipient {
         // A wanted page is reported without waiting for the rest. Sent under the lock, so that
         // the last report on a batch comes last.
         if let Some(tell) = self.tell.lock().as_ref().filter(|_| !more || wanted.is_some()) {
-            // A source that is gone need not know.
+            // A source that has disconnected need not know.
             let wanted = wanted.into_iter().collect();
             let _ = tell.send(SourceReport::Late(Late { ticket, requested: wanted, more }));
         }

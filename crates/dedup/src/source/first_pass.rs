@@ -42,7 +42,7 @@ impl FirstPass {
         self.newest.fetch_max(epoch.0, Relaxed);
     }
 
-    /// QEMU's next pass has begun, and some of it may be here already.
+    /// QEMU's next pass has started, and some of it may be here already.
     pub(super) fn end(&self) {
         let newest = self.newest.load(Relaxed);
         let is_by_section = self.by_section.load(Relaxed);

@@ -163,7 +163,7 @@ impl Naming {
         self.plan.waits != Waits::Held || !self.plan.ram.reaches(block)
     }
 
-    /// QEMU's next pass has begun.
+    /// QEMU's next pass has started.
     pub(super) fn end_first_pass(&self) {
         self.first_pass.end();
     }

@@ -17,8 +17,8 @@ use crate::waiter::Waiter;
 /// The most bytes of requests that wait to be written: some seconds' worth on a slow link. A
 /// caller with more waits for room.
 const WAITING_BYTES_MAX: usize = 1 << 20;
-/// A connection is given up if nothing has arrived for this long while requests were open. The
-/// network need not report that the peer is gone.
+/// A connection is dropped if nothing has arrived for this long while requests were open. The
+/// network need not report that the peer has disconnected.
 const SILENT_MAX: Duration = Duration::from_secs(5);
 const BUFFER_BYTES: usize = 1 << 16;
 

@@ -41,7 +41,7 @@ pub(super) enum TurnedAway {
         .0.map_or_else(|| "not known".to_owned(), |user| user.to_string())
     )]
     OtherUser(Option<u32>),
-    /// The kernel doesn't say whose connection it is.
+    /// The kernel doesn't report whose connection it is.
     #[error(transparent)]
     Owner(#[from] nic::NicError),
 }

@@ -94,7 +94,7 @@ impl Collector {
     }
 
     pub(crate) fn notice(&self, notice: Notice) {
-        // The receiver is gone only once the migration has ended.
+        // The receiver is dropped only once the migration has ended.
         let _ = self.notices.send(notice);
     }
 }

@@ -41,7 +41,7 @@ use crate::waits::Waits;
 /// Interval between two checks of the mirrors' progress.
 const EVERY: Duration = Duration::from_millis(250);
 
-/// The disks that will move, before anything has begun.
+/// The disks that will move, before anything has started.
 pub(crate) struct Chosen {
     pub(crate) disks: Vec<Disk>,
     pub(crate) moving: Vec<Moving>,

@@ -112,7 +112,7 @@ fn a_device_that_has_gone_is_not_made_anew() {
         // It is a matter of the next try.
         ip("tuntap add dev tap0 mode tap vnet_hdr");
         join(&next, &to).unwrap();
-        // Queues of somebody else's device are not taken.
+        // Queues of another program's device are not taken.
         let other = queues("tap1", PLAIN_TAP, 1);
         assert!(matches!(joining(&other, "tap0"), Err(TapError::Elsewhere { .. })));
         assert!(matches!(join(&other, &to), Err(TapError::Elsewhere { .. })));

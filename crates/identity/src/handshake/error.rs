@@ -15,7 +15,7 @@ pub const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// The network failed, or the peer is gone.
+    /// The network failed, or the peer has disconnected.
     #[error("the connection broke during the TLS handshake: {0}")]
     Io(#[from] io::Error),
     /// The peer sent nothing, or too little.

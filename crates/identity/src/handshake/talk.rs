@@ -136,7 +136,7 @@ impl<'s> Talk<'s> {
     /// as long as the answer that the agent waits for.
     pub(crate) fn answer_plain(&mut self) {
         self.outgoing.bytes = plain_alert().repeat(3);
-        // The peer may be gone.
+        // The peer may have disconnected.
         let _ = self.outgoing.send();
     }
 
@@ -190,7 +190,7 @@ fn plain_alert() -> [u8; 7] {
 /// first bytes.
 pub(crate) fn turn_away(first: &[u8], mut stream: &TcpStream) -> bool {
     let is_tls = first.first() == Some(&HANDSHAKE);
-    // The peer may be gone.
+    // The peer may have disconnected.
     if is_tls && stream.write_all(&plain_alert()).is_ok() {
         linger(stream);
     }

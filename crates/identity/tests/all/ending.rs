@@ -181,7 +181,7 @@ fn cuts_and_changes_on_the_path_are_noticed() {
                 2 => drop(sealed.drain(16_406..2 * 16_406)),
                 _ => sealed.splice(16_406..16_406, sealed[..16_406].to_vec()).for_each(drop),
             }
-            // The peer may be gone.
+            // The peer may have disconnected.
             let _ = to.write_all(&sealed);
             let _ = to.shutdown(Shutdown::Write);
         });
@@ -199,7 +199,7 @@ fn bytes_from_a_third_party_are_noticed() {
     let cluster = Cluster::new();
     for garbage in [b"DROVEWAY".to_vec(), vec![0; 50], vec![0xff; 70_000], vec![23, 3, 3, 0, 30]] {
         let theirs = through(&cluster, |mut from, mut to| {
-            // The peer may be gone.
+            // The peer may have disconnected.
             let _ = to.write_all(&garbage);
             let _ = io::copy(&mut from, &mut to);
             let _ = to.shutdown(Shutdown::Write);

@@ -79,7 +79,7 @@ impl Directory {
     /// The file that has that name now. None if there is none.
     ///
     /// # Errors
-    /// If the system doesn't say.
+    /// If the system doesn't report it.
     pub fn which(&self, name: &str) -> Result<Option<Inode>, ManagerError> {
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => Ok(None),

@@ -68,7 +68,7 @@ impl Socket {
     }
 
     pub(crate) fn shut_down(&self) {
-        // A failure means that the connection is gone already.
+        // A failure means that the connection is closed already.
         let _ = match self {
             Self::Unix(socket) => socket.shutdown(Shutdown::Both),
             Self::Tcp(socket) => socket.shutdown(Shutdown::Both),

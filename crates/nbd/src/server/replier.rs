@@ -53,7 +53,7 @@ impl Replier {
 
     /// Ends the connection now: threads that read from it or write to it wake.
     pub fn shut_down(&self) {
-        // A failure means that the connection is gone already.
+        // A failure means that the connection is closed already.
         let _ = self.shared.socket.shutdown(Shutdown::Both);
     }
 

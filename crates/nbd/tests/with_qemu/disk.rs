@@ -53,7 +53,7 @@ impl Disk {
                 RequestKind::WriteZeroes | RequestKind::Trim => range.fill(0),
                 RequestKind::Flush => {}
             }
-            // A client that is gone needs no answer.
+            // A client that has disconnected needs no answer.
             let _ = replier.ok(request.cookie);
         }
     }

@@ -70,7 +70,7 @@ impl Stays {
 /// The disks of the VM that has this shape.
 ///
 /// # Errors
-/// If QEMU doesn't say.
+/// If QEMU doesn't answer.
 pub fn disks(qmp: &Qmp, shape: &Shape) -> Result<Vec<Disk>, QmpError> {
     let answer = qmp.execute("query-block", json!({}))?;
     let drives = answer.as_array().map(Vec::as_slice).unwrap_or_default();

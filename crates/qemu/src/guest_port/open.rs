@@ -9,7 +9,7 @@ use parking_lot::MutexGuard;
 use super::{GuestError, Patience};
 use crate::guest_memory::GuestMemory;
 
-/// A VM whose guest's helper can be asked.
+/// A VM whose guest's helper can be queried.
 pub trait HasGuest: Send + Sync {
     /// Opens the port for the helper in the guest, once no other thread of this
     /// agent uses it.

@@ -79,7 +79,7 @@ pub enum StartError {
     /// QEMU runs, and QMP fails.
     #[error(transparent)]
     Qmp(#[from] QmpError),
-    /// QEMU's process is gone, or can't be watched.
+    /// QEMU's process has exited, or can't be watched.
     #[error(transparent)]
     Process(#[from] ProcessError),
 }

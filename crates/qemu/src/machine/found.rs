@@ -21,7 +21,7 @@ use crate::process::{
 use crate::qmp::{Qmp, QmpError};
 
 const CONNECT: Duration = Duration::from_secs(10);
-/// A QEMU that ends closes its socket before its process is gone: some seconds
+/// A QEMU that ends closes its socket before its process has exited: some seconds
 /// before, with much memory to free.
 const ENDING: Duration = Duration::from_secs(3);
 

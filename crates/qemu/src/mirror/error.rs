@@ -90,7 +90,7 @@ pub enum MirrorError {
     /// Something could not be removed.
     #[error("disk mirrors can't be removed from QEMU: {0}")]
     Left(String),
-    /// QEMU doesn't answer, or is gone.
+    /// QEMU doesn't answer, or has exited.
     #[error(transparent)]
     Qmp(#[from] QmpError),
 }

@@ -24,7 +24,7 @@ const YANKED_WAIT: Duration = Duration::from_secs(10);
 /// socket notices only when the other end is closed.
 ///
 /// # Errors
-/// If QEMU is gone or something stays behind.
+/// If QEMU has exited or something stays behind.
 pub fn remove_left(qmp: &Qmp) -> Result<bool, MirrorError> {
     let events = qmp.events_named(&EVENTS);
     let jobs_left = match cancel(qmp) {

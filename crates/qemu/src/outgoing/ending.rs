@@ -145,7 +145,7 @@ pub fn announce(machine: &Machine) {
 /// with its big lock held.
 ///
 /// # Errors
-/// If QEMU is gone, or has not ended it after a while; a timeout, if QEMU does not report
+/// If QEMU has exited, or has not ended it after a while; a timeout, if QEMU does not report
 /// whether it has.
 pub(super) fn cancel(qmp: &Qmp, events: &Receiver<Event>) -> Result<Status, QmpError> {
     // A second `migrate_cancel` doesn't end it sooner.
@@ -218,7 +218,7 @@ pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
 /// Blocks until the migration has ended, and returns how.
 ///
 /// # Errors
-/// If QEMU is gone, or reports after `timeout` that it continues. A timeout, if QEMU does not
+/// If QEMU has exited, or reports after `timeout` that it continues. A timeout, if QEMU does not
 /// answer: then the outcome is unknown, and another request would not help.
 pub(super) fn wait_end(
     qmp: &Qmp,

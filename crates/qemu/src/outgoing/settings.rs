@@ -86,7 +86,7 @@ impl Settings {
     pub(crate) fn restore(&mut self, qmp: &Qmp) {
         let Some((before, dir)) = self.changed.take() else { return };
         if let Err(error) = before.put_back(qmp, &dir) {
-            // A QEMU that is gone, as after a move, needs nothing restored. For
+            // A QEMU that has exited, as after a move, needs nothing restored. For
             // another one the saved file remains.
             tracing::debug!(%error, "cannot restore QEMU's migration settings");
         }

@@ -168,7 +168,7 @@ impl Qmp {
     }
 
     /// The VM's memory backends without what is unplugged of them; all of it counts as plugged if
-    /// QEMU doesn't say.
+    /// QEMU doesn't report it.
     ///
     /// # Errors
     /// If QEMU doesn't answer.

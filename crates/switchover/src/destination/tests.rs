@@ -210,7 +210,7 @@ fn a_vm_that_was_taken_back_while_it_could_not_run_is_ended_by_the_operator() {
     assert!(kept.doubt().is_none());
     assert_eq!(kept.step(Event::Timeout), [Action::QemuCont]);
     assert_eq!(machine.clone().step(go()), again);
-    // It runs, though QEMU did not say so.
+    // It runs, though QEMU did not report it.
     assert_eq!(machine.clone().step(Event::Runs)[1], Action::Done(Outcome::Here));
     assert!(machine.takes(Resolution::There) && machine.takes(Resolution::Here));
     let actions = machine.step(Event::Resolve(Resolution::There));

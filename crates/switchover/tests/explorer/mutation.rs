@@ -15,7 +15,7 @@ pub(crate) enum Mutation {
     DiesThoughReleased,
     /// The source takes the VM back on a timeout.
     SourceResumesAlone,
-    /// The source ends its QEMU once it has said `go`.
+    /// The source ends its QEMU once it has sent `go`.
     QuitAfterGo,
     /// After a failed commit the VM continues before `aborted` is on disk.
     AbortUnwritten,
@@ -37,7 +37,7 @@ pub(crate) enum Mutation {
     KillOnTimeout,
     /// The destination says `refused` while it may still run the VM.
     RefusedBeforeKill,
-    /// The destination removes its journal as soon as it has said `running`.
+    /// The destination removes its journal as soon as it has sent `running`.
     ForgetUnanswered,
 }
 

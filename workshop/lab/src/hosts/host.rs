@@ -25,7 +25,7 @@ const CONGESTION_VARIABLE: &str = "LAB_CONGESTION";
 /// `systemd-run`'s option by which programs of VMs' owners are not among those of the system.
 const OWNERS_SLICE: &str = "--slice=owners";
 
-/// Longest time until a killed process is gone.
+/// Longest time until a killed process has exited.
 const GONE_MAX: Duration = Duration::from_secs(10);
 
 /// A network namespace and a private [`RUN_DIR`]; with a system of its own, once that has booted.

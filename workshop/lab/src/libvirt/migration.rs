@@ -101,7 +101,7 @@ impl Migrating {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// The job at the source, as fields of `virsh domjobinfo`; empty before it has begun and once
+    /// The job at the source, as fields of `virsh domjobinfo`; empty before it has started and once
     /// it has ended.
     ///
     /// # Errors

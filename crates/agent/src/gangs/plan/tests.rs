@@ -289,7 +289,7 @@ fn vms_by_name_are_found_where_they_are() {
         ))
         .unwrap();
     assert_eq!(ways(&plan), [("b", "y", "x"), ("a", "x", "y"), ("twin", "y", "x")]);
-    // Both hosts are asked before either move, which may make room: no refusal yet.
+    // Both hosts are queried before either move, which may make room: no refusal yet.
     let tight = stage.plan(&named(r#"{"vm":"b","to":"x"},{"vm":"a","to":"y"}"#)).unwrap();
     assert!(tight.notes.is_empty(), "{:?}", tight.notes);
     let dry = GangRequest { dry_run: true, ..named(r#"{"vm":"a","to":"y"}"#) };

@@ -126,7 +126,7 @@ pub(crate) fn able(needs: &VmNeeds, probes: &Probes) -> Result<(), Denied> {
     }
     let known = probes.of(&needs.program, Path::new("/"), &needs.accelerator);
     let known = known.map_err(|error| Denied::Qemu(error.to_string()))?;
-    // Empty if its QEMU did not say.
+    // Empty if its QEMU did not report it.
     if !needs.machine.is_empty() {
         let VmNeeds { program, machine, cpu, .. } = needs;
         let verdict = Verdict { program, known: &known, machine, cpu: cpu.as_deref() };

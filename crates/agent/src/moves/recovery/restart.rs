@@ -79,7 +79,7 @@ impl Settler {
         // and frees it.
         let arrived_before = leaves && matches!(noted, Running | Left | Lost);
         if arrived_before && let Some(vm) = registry.vm(vm).filter(|vm| self.is_about(vm)) {
-            // If its record does not say so yet, it is tried again, and the journal stays until
+            // If its record does not show it yet, it is tried again, and the journal stays until
             // then.
             let _ = vm.save_here();
         }

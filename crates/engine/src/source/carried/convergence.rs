@@ -103,7 +103,7 @@ impl Convergence {
         }
     }
 
-    /// Whether QEMU has begun a pass after the first.
+    /// Whether QEMU has started a pass after the first.
     pub(super) fn is_later(&self) -> bool {
         self.passes.seen().pass > 1
     }

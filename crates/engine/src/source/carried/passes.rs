@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 /// nothing was dirty any more.
 const SECTION_PAGES: u64 = 64;
 
-/// The indication that a pass has begun.
+/// The indication that a pass has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// Pages arrive in order.
@@ -31,7 +31,7 @@ pub(super) enum Order {
 /// What was seen so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
-    /// Passes that have begun; the first is 1.
+    /// Passes that have started; the first is 1.
     pub(super) pass: u32,
     /// When the last of them began.
     pub(super) began: Instant,
@@ -77,7 +77,7 @@ struct State {
     /// The furthest page of the pass until now, or until this epoch.
     last: Option<RamPosition>,
     /// The furthest page of this epoch beyond `last`, and the furthest of those not beyond
-    /// it, which show that a pass has begun.
+    /// it, which show that a pass has started.
     ahead: Option<RamPosition>,
     again: Option<RamPosition>,
 }

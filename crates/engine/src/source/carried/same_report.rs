@@ -1,4 +1,4 @@
-//! The same events of a stream give the same report, whoever commands its QEMU.
+//! The same events of a stream give the same report, whichever program commands its QEMU.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};

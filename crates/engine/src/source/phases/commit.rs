@@ -62,7 +62,7 @@ impl Journaled<Streaming<'_>> {
                     self.step(Step::Received(said));
                 }
                 Ok(_) => {}
-                // With QEMU gone nothing can resume the VM here, and the
+                // Without QEMU, nothing can resume the VM here, and the
                 // destination's copy is as good.
                 Err(MigrationError::VmGone(_)) => {
                     self.phase.connected.context.qemu_events = crossbeam_channel::never();

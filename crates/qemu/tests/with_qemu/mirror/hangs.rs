@@ -37,7 +37,7 @@ fn a_dead_target_is_reported_with_its_disk_and_undone() {
 enum Hang {
     /// It reads requests and never answers.
     Silent,
-    /// It reads nothing any more, and is closed when the mirror is given up.
+    /// It reads nothing any more, and is closed when the mirror is cancelled.
     Full,
 }
 

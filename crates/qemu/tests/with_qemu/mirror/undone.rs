@@ -1,4 +1,4 @@
-//! Whenever mirrors are given up, the source is as it was, and nothing of the agent is
+//! Whenever mirrors are cancelled, the source is as it was, and nothing of the agent is
 //! left in QEMU.
 
 use std::mem::ManuallyDrop;
