@@ -1,7 +1,12 @@
 //! The audit as a phase: from a VM that is delivered to one that is proved.
 
+use std::sync::Arc;
+
+use dedup::destination::Sharing;
 use wire::{Cost, ToSource};
 
+use super::audit::Auditing;
+use super::connect::Connected;
 use super::end::End;
 use super::prepare::Prepared;
 use super::receive::{Delivered, Opened};
@@ -21,19 +26,34 @@ impl<'a, 's> Delivered<'a, 's> {
         let Self { opened, tail, totals, sharing, prepared } = self;
         let connected = prepared.connected;
         let cost = opened.as_ref().map(Opened::cost).unwrap_or_default();
-        if let Some(Opened { placer, mappings, by_name }) = opened {
-            if let Some(ledger) = placer.ledger() {
-                connected.audit(ledger, &mappings, &totals, prepared.audit)?;
-            }
-            if let Some(by_name) = by_name {
-                if let Some(sharing) = sharing {
-                    sharing.keep(&by_name);
-                }
-                for text in by_name.storage_notes() {
-                    connected.send(&ToSource::Note { text })?;
-                }
-            }
+        if let Some(opened) = &opened {
+            connected.prove_pages(opened, &totals, prepared.audit, sharing.as_ref())?;
         }
         Ok(Proved { tail, cost, prepared })
+    }
+}
+
+impl Connected<'_> {
+    /// Makes the source compare the pages that were placed. What was found by name serves other
+    /// VMs later, where content is shared.
+    pub(super) fn prove_pages(
+        &self,
+        opened: &Opened,
+        totals: &[u64],
+        audit: Auditing,
+        sharing: Option<&Arc<Sharing>>,
+    ) -> Result<(), End> {
+        let Opened { placer, mappings, by_name } = opened;
+        if let Some(ledger) = placer.ledger() {
+            self.audit(ledger, mappings, totals, audit)?;
+        }
+        let Some(by_name) = by_name else { return Ok(()) };
+        if let Some(sharing) = sharing {
+            sharing.keep(by_name);
+        }
+        for text in by_name.storage_notes() {
+            self.send(&ToSource::Note { text })?;
+        }
+        Ok(())
     }
 }

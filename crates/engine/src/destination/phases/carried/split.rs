@@ -112,18 +112,8 @@ impl Carried<'_> {
         let AfterRam::Kept(tail) = mem::replace(&mut split.after_ram, AfterRam::Fed) else {
             return Err(End::failed("the stream was completed twice"));
         };
-        let Opened { placer, mappings, .. } = &split.opened;
-        if let Some(ledger) = placer.ledger() {
-            self.connected.audit(ledger, mappings, totals, self.audit)?;
-        }
-        if let Some(by_name) = &split.opened.by_name {
-            if let Some(shares) = &self.shares {
-                shares.sharing.keep(by_name);
-            }
-            for text in by_name.storage_notes() {
-                self.connected.send(&ToSource::Note { text })?;
-            }
-        }
+        let sharing = self.shares.as_ref().map(|shares| &shares.sharing);
+        self.connected.prove_pages(&split.opened, totals, self.audit, sharing)?;
         // No thread may write to the VM's RAM while QEMU loads it.
         self.connected.lanes.end();
         if let Some(by_name) = &split.opened.by_name {
