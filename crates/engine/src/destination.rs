@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use directory::HostName;
 use identity::Connection;
 use parking_lot::Mutex;
-use wire::{Frame, Inquiry, Kind, Reply, read_frame, read_message};
+use wire::{Frame, Inquiry, Kind, Reply, Token, read_frame, read_message};
 
 use crate::host::{Host, Local};
 use connections::{ConnectionSlot, Connections};
@@ -214,31 +214,9 @@ fn serve_connection(
             phases::run(shared, connection, number, place)?;
         }
         Kind::Lane { token, number } => {
-            let known = shared.arrivals.lock().get(&token).cloned();
-            let Some(arrival) = known.filter(|known| known.are_of(connection.peer())) else {
-                return turn_away(&mut connection, Reply::UnknownToken, version);
-            };
-            if !place.is_lane(connection.peer()) {
-                return turn_away(&mut connection, Reply::Busy, version);
-            }
-            // Also without certificates: only the source knows the token.
-            place.is_of_host();
-            connection.write_all(&Reply::Welcome.to_bytes(version))?;
-            arrival.carry(connection, number);
+            serve_lane(shared, connection, version, (token, number), place)?;
         }
-        Kind::Directory => {
-            let rack = shared.local.sharing.as_ref().and_then(|sharing| sharing.rack());
-            let Some(directory) = rack.and_then(|rack| rack.embedded()) else {
-                return turn_away(&mut connection, Reply::Busy, version);
-            };
-            connection.write_all(&Reply::Welcome.to_bytes(version))?;
-            // With certificates, a host can only register its own content.
-            let peer = connection.peer().map(str::to_owned);
-            let is_peer = |host: &HostName| peer.as_ref().is_none_or(|peer| peer == host.as_str());
-            let (reader, writer) = connection.halves();
-            directory::serve(reader, writer, &**directory, &is_peer)?;
-            connection.close();
-        }
+        Kind::Directory => serve_directory(shared, &mut connection, version)?,
         Kind::Content => {
             let sharing = shared.local.sharing.as_ref().filter(|sharing| sharing.rack().is_some());
             let Some(sharing) = sharing else {
@@ -262,6 +240,48 @@ fn serve_connection(
             connection.close();
         }
     }
+    Ok(())
+}
+
+/// Serves the lane of this number of the migration with this token.
+fn serve_lane(
+    shared: &Shared,
+    mut connection: Connection,
+    version: u16,
+    (token, number): (Token, u16),
+    place: &mut ConnectionSlot,
+) -> Result<(), TurnedAway> {
+    let known = shared.arrivals.lock().get(&token).cloned();
+    let Some(arrival) = known.filter(|known| known.are_of(connection.peer())) else {
+        return turn_away(&mut connection, Reply::UnknownToken, version);
+    };
+    if !place.is_lane(connection.peer()) {
+        return turn_away(&mut connection, Reply::Busy, version);
+    }
+    // Also without certificates: only the source knows the token.
+    place.is_of_host();
+    connection.write_all(&Reply::Welcome.to_bytes(version))?;
+    arrival.carry(connection, number);
+    Ok(())
+}
+
+/// Serves the directory of the rack, if this agent has it.
+fn serve_directory(
+    shared: &Shared,
+    connection: &mut Connection,
+    version: u16,
+) -> Result<(), TurnedAway> {
+    let rack = shared.local.sharing.as_ref().and_then(|sharing| sharing.rack());
+    let Some(directory) = rack.and_then(|rack| rack.embedded()) else {
+        return turn_away(connection, Reply::Busy, version);
+    };
+    connection.write_all(&Reply::Welcome.to_bytes(version))?;
+    // With certificates, a host can only register its own content.
+    let peer = connection.peer().map(str::to_owned);
+    let is_peer = |host: &HostName| peer.as_ref().is_none_or(|peer| peer == host.as_str());
+    let (reader, writer) = connection.halves();
+    directory::serve(reader, writer, &**directory, &is_peer)?;
+    connection.close();
     Ok(())
 }
 
