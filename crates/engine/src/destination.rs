@@ -144,16 +144,16 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        let Some(mut place) = shared.connections.admit(&stream, peer.ip()) else {
+        let Some(mut slot) = shared.connections.admit(&stream, peer.ip()) else {
             tracing::warn!(%peer, "too many connections; rejected");
             continue;
         };
-        // Without a thread, the connection is dropped together with its place.
+        // Without a thread, the connection is dropped together with its slot.
         let spawned = thread::Builder::new().name(format!("peer-{number}")).spawn({
             let shared = Arc::clone(shared);
             move || {
-                if let Err(error) = serve_one(&shared, stream, number, &mut place) {
-                    if place.gave_way() {
+                if let Err(error) = serve_one(&shared, stream, number, &mut slot) {
+                    if slot.gave_way() {
                         tracing::warn!(
                             %peer,
                             "sent nothing, and was closed to make room for other connections"
@@ -175,15 +175,15 @@ fn serve_one(
     shared: &Arc<Shared>,
     stream: TcpStream,
     number: u64,
-    place: &mut ConnectionSlot,
+    slot: &mut ConnectionSlot,
 ) -> Result<(), TurnedAway> {
     transport::tune(&stream)?;
     check_user(&shared.local.security, &stream)?;
     let connection = shared.local.security.accept(stream)?;
     if connection.peer().is_some() {
-        place.is_of_host();
+        slot.is_of_host();
     }
-    serve_connection(shared, connection, number, place)
+    serve_connection(shared, connection, number, slot)
 }
 
 /// Identifies a connection's purpose, and serves it to its end.
@@ -191,13 +191,13 @@ fn serve_connection(
     shared: &Shared,
     mut connection: Connection,
     number: u64,
-    place: &mut ConnectionSlot,
+    slot: &mut ConnectionSlot,
 ) -> Result<(), TurnedAway> {
     let (kind, version) = greet(&mut connection)?;
     // An order has an answer of its own. A message about a switchover is always read: the VM may
     // depend on it, and a host that is removed may still have to learn what became of its own.
     if matches!(kind, Kind::Directory | Kind::Content) {
-        let has_room = place.serves(connection.peer());
+        let has_room = slot.serves(connection.peer());
         // Checked afterwards: if the host is removed from now on, the connection is broken off.
         let stranger = shared.not_listed(connection.peer()).map(str::to_owned);
         if !has_room || stranger.is_some() {
@@ -207,14 +207,14 @@ fn serve_connection(
     }
     match kind {
         Kind::Control => {
-            if !place.leads(connection.peer()) {
+            if !slot.leads(connection.peer()) {
                 return turn_away(&mut connection, Reply::Busy, version);
             }
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
-            phases::run(shared, connection, number, place)?;
+            phases::run(shared, connection, number, slot)?;
         }
         Kind::Lane { token, number } => {
-            serve_lane(shared, connection, version, (token, number), place)?;
+            serve_lane(shared, connection, version, (token, number), slot)?;
         }
         Kind::Directory => serve_directory(shared, &mut connection, version)?,
         Kind::Content => {
@@ -226,7 +226,7 @@ fn serve_connection(
             dedup::rack::serve(sharing, connection, &shared.local.resources.served)?;
         }
         Kind::Orders => {
-            if !place.orders(connection.peer()) {
+            if !slot.orders(connection.peer()) {
                 return turn_away(&mut connection, Reply::Busy, version);
             }
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
@@ -249,17 +249,17 @@ fn serve_lane(
     mut connection: Connection,
     version: u16,
     (token, number): (Token, u16),
-    place: &mut ConnectionSlot,
+    slot: &mut ConnectionSlot,
 ) -> Result<(), TurnedAway> {
     let known = shared.arrivals.lock().get(&token).cloned();
     let Some(arrival) = known.filter(|known| known.are_of(connection.peer())) else {
         return turn_away(&mut connection, Reply::UnknownToken, version);
     };
-    if !place.is_lane(connection.peer()) {
+    if !slot.is_lane(connection.peer()) {
         return turn_away(&mut connection, Reply::Busy, version);
     }
     // Also without certificates: only the source knows the token.
-    place.is_of_host();
+    slot.is_of_host();
     connection.write_all(&Reply::Welcome.to_bytes(version))?;
     arrival.carry(connection, number);
     Ok(())

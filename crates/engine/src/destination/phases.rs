@@ -53,12 +53,12 @@ pub(super) fn run(
     shared: &Shared,
     connection: Connection,
     number: u64,
-    place: &mut ConnectionSlot,
+    slot: &mut ConnectionSlot,
 ) -> std::io::Result<()> {
     let connected = Connected::new(shared, connection, number)?;
     let sharing = shared.local.sharing.as_ref();
     let _until_it_is_over = sharing.and_then(|sharing| sharing.give_way());
-    match connected.admit(place) {
+    match connected.admit(slot) {
         Ok(()) => {}
         Err(End::Failed(reason)) => {
             tracing::warn!(reason, "the VM does not arrive");
@@ -80,11 +80,11 @@ impl Connected<'_> {
     }
 
     /// Serves an order. An error is from before there was a journal.
-    fn admit(&self, place: &mut ConnectionSlot) -> Result<(), End> {
+    fn admit(&self, slot: &mut ConnectionSlot) -> Result<(), End> {
         let order = match self.receive_order()? {
             Some(Order::Prepare(order)) => order,
-            Some(Order::Carry(order)) => return self.carry(&order, place),
-            Some(Order::Domain(order)) => return self.receive_domain(&order, place),
+            Some(Order::Carry(order)) => return self.carry(&order, slot),
+            Some(Order::Domain(order)) => return self.receive_domain(&order, slot),
             None => return Ok(()),
         };
         self.check_from(&order.from)?;
@@ -96,10 +96,10 @@ impl Connected<'_> {
         self.lanes.threads().set(&order.terms);
         let with_disks = order.moving.read().is_ok_and(|moving| !moving.is_empty());
         let pools = self.shared.local.resources.coming(with_disks).map_err(End::failed)?;
-        self.arrives(place)?;
+        self.arrives(slot)?;
         let goes_on = || self.is_awaited();
         let arriving = self.shared.host.receive(&order, &goes_on).map_err(End::failed)?;
-        place.is_of_host();
+        slot.is_of_host();
         let (notes, maps_ram) = (arriving.notes().to_vec(), arriving.maps_ram());
         let ends_former = arriving.ends_former();
         let mut keeper = Keeper::new(arriving, Arc::clone(&self.link), Arc::clone(&self.lanes));
@@ -131,8 +131,8 @@ impl Connected<'_> {
     }
 
     /// Counts it among the VMs that arrive.
-    fn arrives(&self, place: &mut ConnectionSlot) -> Result<(), End> {
-        if place.arrives(self.certified.as_deref()) {
+    fn arrives(&self, slot: &mut ConnectionSlot) -> Result<(), End> {
+        if slot.arrives(self.certified.as_deref()) {
             return Ok(());
         }
         let why = "too many VMs already arrive there, of this host or in all: move it when one of \

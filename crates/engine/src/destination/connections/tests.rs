@@ -25,9 +25,9 @@ fn each_kind_has_its_limit_and_closed_ones_leave_room() {
     unknown.truncate(UNKNOWN_OF_HOSTS.per_source / 2);
     let mut leading: Vec<ConnectionSlot> = Vec::new();
     for number in 0..LEADING.all {
-        let mut place = admit();
-        assert!(place.leads(Some(&format!("host-{number}"))));
-        leading.push(place);
+        let mut slot = admit();
+        assert!(slot.leads(Some(&format!("host-{number}"))));
+        leading.push(slot);
     }
     let mut one_more = admit();
     assert!(!one_more.leads(None));
@@ -42,10 +42,10 @@ fn no_peer_keeps_others_from_ordering() {
     let (stream, connections) = (stream(), Connections::new([HOST]));
     let admit = |from| connections.admit(&stream, from).unwrap();
     let order = |ordering: &mut Vec<ConnectionSlot>, from, host: Option<&str>| {
-        let mut place = admit(from);
-        let may = place.orders(host);
+        let mut slot = admit(from);
+        let may = slot.orders(host);
         if may {
-            ordering.push(place);
+            ordering.push(slot);
         }
         may
     };
@@ -80,15 +80,15 @@ fn no_peer_keeps_others_from_leading() {
     let mut leading: Vec<ConnectionSlot> = Vec::new();
     for _ in 0..LEADING.of_peer {
         for host in [Some("host-a"), None] {
-            let mut place = admit(HOST);
-            assert!(place.leads(host));
-            leading.push(place);
+            let mut slot = admit(HOST);
+            assert!(slot.leads(host));
+            leading.push(slot);
         }
     }
     assert!(!admit(STRANGER).leads(Some("host-a")), "wherever it comes from");
     assert!(!admit(HOST).leads(None));
     assert!(admit(STRANGER).leads(None) && admit(HOST).leads(Some("host-b")));
-    // An order that is being followed, or a connection that has ended, leaves its place.
+    // An order that is being followed, or a connection that has ended, leaves its slot.
     assert!(leading[0].arrives(Some("host-a")));
     assert!(admit(HOST).leads(Some("host-a")));
     drop(leading);
@@ -122,9 +122,9 @@ fn hosts_can_connect_while_strangers_use_their_whole_share() {
     let mut strangers: Vec<ConnectionSlot> = Vec::new();
     for last in 1..=99 {
         for _ in 0..99 {
-            let place = connections.admit(&stream, [192, 0, 2, last].into());
-            strangers.push(place.expect("others make room"));
-            strangers.retain(|place| !place.gave_way());
+            let slot = connections.admit(&stream, [192, 0, 2, last].into());
+            strangers.push(slot.expect("others make room"));
+            strangers.retain(|slot| !slot.gave_way());
         }
     }
     assert_eq!(strangers.len(), UNKNOWN_OF_STRANGERS.all);
@@ -132,7 +132,7 @@ fn hosts_can_connect_while_strangers_use_their_whole_share() {
     let mut lanes: Vec<ConnectionSlot> =
         (0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)).collect();
     assert!(!strangers.iter().chain(&lanes).any(ConnectionSlot::gave_way));
-    assert!(lanes.iter_mut().all(|place| place.is_lane(Some("host-a"))));
+    assert!(lanes.iter_mut().all(|slot| slot.is_lane(Some("host-a"))));
     // A connection with a known purpose keeps no others out.
     lanes.extend((0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)));
     assert!(!lanes.iter().any(ConnectionSlot::gave_way));
@@ -183,9 +183,9 @@ fn whatever_others_do_a_host_can_send_an_order_and_an_inquiry() {
         }
     }
     // An inquiry is no more than that.
-    let mut place = connections.admit(&stream, HOST).expect("it is admitted");
-    assert!(!place.leads(None) && !place.is_lane(Some("host-a")));
-    assert!(place.leads(Some("host-a")));
+    let mut slot = connections.admit(&stream, HOST).expect("it is admitted");
+    assert!(!slot.leads(None) && !slot.is_lane(Some("host-a")));
+    assert!(slot.leads(Some("host-a")));
     assert!(!connections.admit(&stream, HOST).unwrap().leads(Some("host-a")), "one of each");
 }
 

@@ -100,7 +100,7 @@ enum Next {
 
 impl Connected<'_> {
     /// Carries the migration to the QEMU that waits here, until either end closes.
-    pub(super) fn carry(&self, order: &Carry, place: &mut ConnectionSlot) -> Result<(), End> {
+    pub(super) fn carry(&self, order: &Carry, slot: &mut ConnectionSlot) -> Result<(), End> {
         self.check_from(&order.from)?;
         self.link.set_dead_after(CARRIED_DEAD_AFTER).map_err(End::failed)?;
         let manager = self.shared.local.manager.as_ref().ok_or_else(|| {
@@ -115,8 +115,8 @@ impl Connected<'_> {
         self.lanes.threads().set(&order.terms);
         let onward = manager.find(target).map_err(End::failed)?;
         let (socket, whose) = onward.meet().map_err(End::failed)?;
-        self.arrives(place)?;
-        place.is_of_host();
+        self.arrives(slot)?;
+        slot.is_of_host();
         let name = whose.as_ref().and_then(|whose| whose.name.clone());
         let vm = name.as_deref().unwrap_or("unnamed");
         let _in = self.is_about(&order.migration, vm);

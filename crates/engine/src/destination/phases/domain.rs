@@ -78,7 +78,7 @@ impl Connected<'_> {
     pub(super) fn receive_domain(
         &self,
         order: &ReceiveDomain,
-        place: &mut ConnectionSlot,
+        slot: &mut ConnectionSlot,
     ) -> Result<(), End> {
         self.check_from(&order.from)?;
         let (xen, domain) = self.admit_domain(order)?;
@@ -86,8 +86,8 @@ impl Connected<'_> {
         tracing::info!(from = order.from, uuid = order.uuid, "arriving");
         self.link.set_dead_after(CARRIED_DEAD_AFTER).map_err(End::failed)?;
         self.lanes.threads().set(&order.terms);
-        self.arrives(place)?;
-        place.is_of_host();
+        self.arrives(slot)?;
+        slot.is_of_host();
         let waits = &self.shared.local.waits;
         let until = Instant::now() + (waits.prepare - waits.prepare / ANSWER_SHARE);
         let pause = || self.pause_before_carrying();
