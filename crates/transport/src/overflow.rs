@@ -72,7 +72,7 @@ impl Overflow {
             // A bound that is far from being reached doesn't count.
             let now =
                 self.bound.map_or(counts.flying_bytes, |bound| bound.min(2 * counts.flying_bytes));
-            (now / 2).max(counts.way_bytes).max(LEAST_BYTES)
+            (now / 2).max(counts.path_bytes).max(LEAST_BYTES)
         } else if again < sent / NOTHING {
             let now = self.bound.filter(|bound| *bound <= 2 * counts.flying_bytes)?;
             now + now / GROWTH
@@ -124,9 +124,10 @@ mod tests {
 
     #[test]
     fn a_connection_that_always_loses_keeps_its_path_full() {
-        for (way_bytes, expected) in [(1 << 20, 1 << 20), (0, LEAST_BYTES)] {
+        for (path_bytes, expected) in [(1 << 20, 1 << 20), (0, LEAST_BYTES)] {
             let mut overflow = Overflow::default();
-            let mut counts = TcpCounts { flying_bytes: 4 << 20, way_bytes, ..TcpCounts::default() };
+            let mut counts =
+                TcpCounts { flying_bytes: 4 << 20, path_bytes, ..TcpCounts::default() };
             for _ in 0..50 {
                 counts.flying_bytes = overflow.next(loses(&mut counts)).unwrap();
             }

@@ -25,6 +25,7 @@ use crate::moves::arrivals::Arrivals;
 use crate::moves::migrations::Migrations;
 use crate::moves::recovery::{Settlers, kept};
 use crate::peers::{Peers, PeersFile, PeersListener, Routes};
+use crate::vms::registry::Registry;
 use crate::xen::{DomainListener, DomainSettlers};
 
 /// VMs can arrive and be carried. No one can give orders yet.
@@ -64,25 +65,10 @@ impl Settling {
         let registry = Arc::clone(&settlers.registry);
         let events = Arc::clone(&settlers.events);
         let routes = Routes { peers: peers.clone(), insecure_plaintext: config.insecure_plaintext };
-        let examiner = Arc::new(Examiner::new(
-            Arc::clone(&registry),
-            local.clone(),
-            routes.clone(),
-            config.listen,
-            config.nic_speeds.clone(),
-            config.carry.clone(),
-            config.passwords.clone(),
-        ));
+        let examiner = new_examiner(&config, &registry, &local, &routes);
         let mover = Box::new(engine::migrate);
         let migrations = Arc::new(Migrations::new(&settlers, local.clone(), routes, mover));
-        let order_handler = Arc::new(OrderHandler::new(
-            Arc::clone(&migrations),
-            Arc::clone(&examiner),
-            Arc::clone(&registry),
-            config.coordinators.clone(),
-            config.rack.clone(),
-            config.own.as_ref().and_then(|own| own.uplink),
-        ));
+        let order_handler = new_order_handler(&config, &migrations, &examiner, &registry);
         let gangs = Arc::new(Gangs::new(&order_handler, &events));
         let domain_settlers = settle_domains(&local, &settlers, &peers, &mut kept_hosts)?;
         let this_host = Arc::new(ThisHost {
@@ -100,13 +86,7 @@ impl Settling {
             Some(settlers) => Some(open_domains(&config, &local, &migrations, settlers)?),
             None => None,
         };
-        let carry_listeners = match &config.carry {
-            Some(carry) => {
-                let (migrations, examiner) = (Arc::clone(&migrations), Arc::clone(&examiner));
-                Some(CarryListeners::open(carry, &config.peers, local, migrations, examiner)?)
-            }
-            None => None,
-        };
+        let carry_listeners = open_carry(&config, local, &migrations, &examiner)?;
         if config.insecure_plaintext {
             tracing::warn!(listen = %config.listen, "guest memory crosses the network unencrypted");
         }
@@ -149,6 +129,51 @@ impl Settling {
             followed,
         })
     }
+}
+
+fn new_examiner(
+    config: &Config,
+    registry: &Arc<Registry>,
+    local: &Local,
+    routes: &Routes,
+) -> Arc<Examiner> {
+    Arc::new(Examiner::new(
+        Arc::clone(registry),
+        local.clone(),
+        routes.clone(),
+        config.listen,
+        config.nic_speeds.clone(),
+        config.carry.clone(),
+        config.passwords.clone(),
+    ))
+}
+
+fn new_order_handler(
+    config: &Config,
+    migrations: &Arc<Migrations>,
+    examiner: &Arc<Examiner>,
+    registry: &Arc<Registry>,
+) -> Arc<OrderHandler> {
+    Arc::new(OrderHandler::new(
+        Arc::clone(migrations),
+        Arc::clone(examiner),
+        Arc::clone(registry),
+        config.coordinators.clone(),
+        config.rack.clone(),
+        config.own.as_ref().and_then(|own| own.uplink),
+    ))
+}
+
+/// Opens the listeners for migrations that another program commands. None if none are carried.
+fn open_carry(
+    config: &Config,
+    local: Local,
+    migrations: &Arc<Migrations>,
+    examiner: &Arc<Examiner>,
+) -> Result<Option<CarryListeners>, AgentError> {
+    let Some(carry) = &config.carry else { return Ok(None) };
+    let (migrations, examiner) = (Arc::clone(migrations), Arc::clone(examiner));
+    Ok(Some(CarryListeners::open(carry, &config.peers, local, migrations, examiner)?))
 }
 
 /// Continues switchovers of domains of Xen that an earlier run of the agent left.

@@ -75,7 +75,7 @@ impl Configured {
         let programs = Programs::new(&config.qemu_programs, qemu_user.clone())?;
         let journals = JournalDir::open(&state.journals())?;
         let kept = journals.contents()?;
-        let slowed = let_go(&state)?;
+        let quota_notes = lift_throttles(&state)?;
         let security = identity.clone().map_or(Security::Plaintext, Security::Tls);
         let speeds =
             config.nic_speeds.iter().map(|nic| (nic.address, nic.rate.bytes_per_s())).collect();
@@ -88,7 +88,7 @@ impl Configured {
             scratch: state.scratch(),
             fixed_cost: Arc::default(),
             journals,
-            quota_notes: config.cgroups.then_some(slowed),
+            quota_notes: config.cgroups.then_some(quota_notes),
             agent_port: config.listen.port(),
             cpu_floor: config.cpu_floor,
             waits: config.waits,
@@ -139,7 +139,7 @@ fn check_nics(nics: &[IpAddr]) -> Result<(), AgentError> {
 }
 
 /// Lifts the throttles of VMs that an earlier run left behind when it was killed.
-fn let_go(state: &StateDir) -> Result<Notes, AgentError> {
+fn lift_throttles(state: &StateDir) -> Result<Notes, AgentError> {
     let notes = Notes::open(&state.slowed())?;
     for left in notes.left()? {
         let lifted = left.and_then(|left| {

@@ -15,7 +15,7 @@ pub struct TcpCounts {
     /// Bytes sent and not acknowledged yet.
     pub flying_bytes: u64,
     /// The bandwidth-delay product: the recent delivery rate times the shortest round trip so far.
-    pub way_bytes: u64,
+    pub path_bytes: u64,
     /// The shortest round trip of the last five minutes (`tcp_min_rtt_wlen`); none if it is not
     /// known.
     pub round_trip: Option<Duration>,
@@ -50,13 +50,14 @@ impl TcpCounts {
         // an older kernel knows fewer fields.
         let info = unsafe { info.assume_init() };
         let round_trip_us = if info.tcpi_min_rtt == u32::MAX { 0 } else { info.tcpi_min_rtt };
-        let way_bytes = u128::from(info.tcpi_delivery_rate) * u128::from(round_trip_us) / 1_000_000;
+        let rate = u128::from(info.tcpi_delivery_rate);
+        let path_bytes = rate * u128::from(round_trip_us) / 1_000_000;
         let round_trip = Duration::from_micros(round_trip_us.into());
         Ok(Self {
             sent_bytes: info.tcpi_bytes_sent,
             again_bytes: info.tcpi_bytes_retrans,
             flying_bytes: u64::from(info.tcpi_unacked) * u64::from(info.tcpi_snd_mss),
-            way_bytes: u64::try_from(way_bytes).unwrap_or(u64::MAX),
+            path_bytes: u64::try_from(path_bytes).unwrap_or(u64::MAX),
             round_trip: Some(round_trip).filter(|time| !time.is_zero()),
             peer_full: Duration::from_micros(info.tcpi_rwnd_limited),
         })
@@ -85,9 +86,9 @@ mod tests {
         let counts = TcpCounts::of(near.as_fd()).unwrap();
         assert_eq!(counts.sent_bytes - counts.again_bytes, 300_000);
         assert_eq!(counts.flying_bytes, 0);
-        assert!(counts.way_bytes > 0 && counts.round_trip.is_some());
+        assert!(counts.path_bytes > 0 && counts.round_trip.is_some());
         near.set_nonblocking(true).unwrap();
-        // Nobody reads that.
+        // Nothing reads that.
         while near.write(&[7; 65536]).is_ok() {}
         let until = std::time::Instant::now() + Duration::from_secs(20);
         let peer_full = || TcpCounts::of(near.as_fd()).unwrap().peer_full;
