@@ -38,7 +38,7 @@ struct SetupArgs {
     /// Print how to migrate to this host without agents, in case one can't run
     #[arg(long)]
     fallback: bool,
-    /// The agent's file, which says which host this is
+    /// The agent's file, which names this host
     #[arg(long, value_name = "FILE", default_value = "/etc/droveway/agent.toml")]
     config: PathBuf,
     /// The file of libvirt's QEMU driver
