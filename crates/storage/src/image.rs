@@ -212,7 +212,8 @@ fn served(
     how: &Opening,
 ) -> Result<Opened, OpenError> {
     let connected = NbdSource::of(exporter, socket, how.in_flight, how.patience);
-    let source = connected.map_err(|(exporter, error)| exporter.failed(what, &error.to_string()))?;
+    let source =
+        connected.map_err(|(exporter, error)| exporter.failed(what, &error.to_string()))?;
     Ok(Opened { source: Box::new(source), cached: !direct })
 }
 

@@ -321,9 +321,7 @@ impl Splitter {
             Position::SetupFooter
             | Position::Between
             | Position::Footer
-            | Position::EarlyFooter { .. } => {
-                "between two RAM sections"
-            }
+            | Position::EarlyFooter { .. } => "between two RAM sections",
             Position::Pages { end: false } => "within a RAM section",
             Position::Pages { end: true } => "within RAM's last section",
         };

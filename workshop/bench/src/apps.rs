@@ -71,13 +71,8 @@ pub struct AppScenario {
 /// All contests.
 #[must_use]
 pub fn all() -> [AppScenario; 8] {
-    let contest = |name, about, app| AppScenario {
-        name,
-        about,
-        app,
-        moves_disk: false,
-        from_storage: false,
-    };
+    let contest =
+        |name, about, app| AppScenario { name, about, app, moves_disk: false, from_storage: false };
     [
         contest(
             "apps-memcached",

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cachemap::{AnswerKind, Budget, Device, PAGE_SECTORS, Query, Reply, Run, SECTOR_BYTES, Summary};
+use cachemap::{
+    AnswerKind, Budget, Device, PAGE_SECTORS, Query, Reply, Run, SECTOR_BYTES, Summary,
+};
 use guest::port::{Broken, Port, usual};
 use guest::survey::{Sink, Stop, survey};
 use lab_guest::PAGE_BYTES;

@@ -63,7 +63,8 @@ pub(super) fn ensure(store: &Path, kit: &Kit) -> Result<Nfs> {
     let libraries = libraries.map(|dir| home.join(dir).display().to_string()).join(":");
     let modules = [home.join(LIBRARIES), Path::new("/").join(LIBRARIES)];
     let modules = modules.map(|dir| dir.join("ganesha")).into_iter().find(|dir| dir.is_dir());
-    let modules = modules.ok_or_else(|| LabError::Missing { what: "nfs-ganesha-vfs".to_owned() })?;
+    let modules =
+        modules.ok_or_else(|| LabError::Missing { what: "nfs-ganesha-vfs".to_owned() })?;
     Ok(Nfs { rpcbind: find("rpcbind")?, ganesha: find("ganesha.nfsd")?, modules, libraries, home })
 }
 

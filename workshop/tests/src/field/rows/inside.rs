@@ -13,8 +13,7 @@ use crate::field::{Done, Field, NAME, SHOWS_MAX};
 /// The name of the card of the guests' network, in `$c`.
 pub(super) const CARD: &str = "c=$(ip -br link | awk '/52:54:00:77:00:01/ { print $1 }')";
 /// A UEFI variable, in `$v`.
-pub(super) const VARIABLE: &str =
-    "v=/sys/firmware/efi/efivars/Field-77000000-0000-0000-0000-000000000001 && \
+pub(super) const VARIABLE: &str = "v=/sys/firmware/efi/efivars/Field-77000000-0000-0000-0000-000000000001 && \
      { test -e $v && chattr -i $v; true; }";
 /// Whether the firmware has it with what was written, behind four bytes of attributes.
 pub(super) const IS_WRITTEN: &str = "test \"$(cat $v | tail -c 1)\" = x";

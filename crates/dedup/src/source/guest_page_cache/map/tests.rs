@@ -1,4 +1,6 @@
-use cachemap::{AnswerKind, Budget, Device, Limits, Listener, Query, Reply, State, Summary, VERSION};
+use cachemap::{
+    AnswerKind, Budget, Device, Limits, Listener, Query, Reply, State, Summary, VERSION,
+};
 
 use super::*;
 

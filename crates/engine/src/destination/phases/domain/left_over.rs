@@ -83,12 +83,9 @@ mod tests {
 
     #[test]
     fn it_waits_until_a_copy_is_destroyed() {
-        for (lists, expected) in [
-            (&[COPY, COPY, DYING][..], 3),
-            (&[DYING][..], 1),
-            (&[OTHER][..], 0),
-            (&[][..], 0),
-        ] {
+        for (lists, expected) in
+            [(&[COPY, COPY, DYING][..], 3), (&[DYING][..], 1), (&[OTHER][..], 0), (&[][..], 0)]
+        {
             let (waited, pauses) = wait(lists, LONG);
             waited.unwrap();
             assert_eq!(pauses, expected, "{lists:?}");
