@@ -72,10 +72,12 @@ struct TestHost {
     watch: Arc<Watch>,
 }
 
+/// Its QEMU ends with it, unless it is settled here: as with an agent's.
 struct TestArrival {
     machine: Arc<Machine>,
     here: Arc<Mutex<Option<Arc<Machine>>>>,
     fails: bool,
+    is_settled: bool,
 }
 
 impl Host for TestHost {
@@ -98,7 +100,8 @@ impl Host for TestHost {
         }
         let machine = boot(&self.dir, true);
         let fails = matches!(self.does, Does::Fails);
-        Ok(Box::new(TestArrival { machine, here: Arc::clone(&self.here), fails }))
+        let here = Arc::clone(&self.here);
+        Ok(Box::new(TestArrival { machine, here, fails, is_settled: false }))
     }
 
     fn settle(&self, left: Unsettled) {
@@ -140,10 +143,20 @@ impl Arriving for TestArrival {
 
     fn runs(&self) {}
 
-    fn settled(self: Box<Self>) {}
+    fn settled(mut self: Box<Self>) {
+        self.is_settled = true;
+    }
 
-    fn discard(self: Box<Self>) {
-        self.machine.quit().unwrap();
+    fn discard(self: Box<Self>) {}
+}
+
+impl Drop for TestArrival {
+    fn drop(&mut self) {
+        if !self.is_settled {
+            let ended = self.machine.quit();
+            // A second panic would end the tests.
+            assert!(std::thread::panicking() || ended.is_ok(), "{ended:?}");
+        }
     }
 }
 

@@ -58,6 +58,15 @@ impl Held {
     fn take(&mut self) -> Self {
         mem::replace(self, Self::Released)
     }
+
+    /// The VM is here. Before the agent records that: after a fault there, the VM must not be
+    /// discarded.
+    fn decide_here(&mut self) {
+        *self = match self.take() {
+            Self::Undecided(arriving) => Self::Here { arriving, is_noted: false },
+            decided => decided,
+        };
+    }
 }
 
 impl Keeper {
@@ -200,17 +209,14 @@ impl Effects for Keeper {
         match outcome {
             // A VM that died here is shown as dead.
             Outcome::Here | Outcome::Lost { .. } => {
-                let (Held::Undecided(mut arriving) | Held::Here { mut arriving, .. }) =
-                    self.held.take()
-                else {
-                    return;
-                };
+                self.held.decide_here();
+                let Held::Here { arriving, is_noted } = &mut self.held else { return };
                 let noted =
                     if outcome == Outcome::Here { arriving.adopt() } else { arriving.lost() };
                 if let Err(error) = &noted {
                     tracing::error!(error, "the VM is here, but its record could not be written");
                 }
-                self.held = Held::Here { arriving, is_noted: noted.is_ok() };
+                *is_noted = noted.is_ok();
             }
             Outcome::NotHere { reason } => {
                 tracing::warn!(%reason, "the VM does not arrive");
