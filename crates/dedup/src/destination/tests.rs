@@ -265,7 +265,7 @@ fn what_a_vm_that_can_not_be_read_gets_is_handed_on_as_it_comes() {
         let tables = Tables { pages: vec![PageIndex(page)], fills: Vec::new() };
         one.came_as(MAPPED, Epoch(1), &tables, &content);
     };
-    let placed = |hears: &mut Outbox| match hears.next() {
+    let placed = |outbox: &mut Outbox| match outbox.next() {
         Some(ToSource::Late { batches }) => {
             matches!(&*batches, [Late { requested, more: false, .. }] if requested.is_empty())
         }

@@ -1,4 +1,4 @@
-//! One QEMU of a VM by itself, where two have mapped the same RAM, or are to have the same taps.
+//! Makes one QEMU of a VM its only one, where two have mapped the same RAM, or get the same taps.
 
 use std::path::Path;
 use std::sync::Arc;

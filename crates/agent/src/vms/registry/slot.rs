@@ -47,7 +47,8 @@ pub(super) struct Next {
     pub(super) vm: Option<Arc<Vm>>,
     /// The ordinary memory that is reserved for it, before it has answered.
     pub(super) promised: Option<u64>,
-    /// The taps of the former QEMU, until it gets them: should that one end by itself, they stay.
+    /// The taps of the former QEMU, until the next one gets them. If the former one exits first,
+    /// they stay.
     pub(super) taps: Option<FormerTaps>,
 }
 

@@ -57,7 +57,8 @@ impl Registry {
     }
 
     /// Gives the taps of a VM that doesn't run to its QEMU, which has the VM. One that runs has
-    /// them: it got them before. Whoever else let it run does not decide that the former one ends.
+    /// them: it got them before. If somebody else continued it, that is no reason to end the former
+    /// one.
     pub(super) fn take_taps(&self, name: &str, vm: &Vm) -> Result<(), String> {
         let machine = vm.machine().filter(|machine| machine.passes_taps());
         let Some(machine) = machine else { return Ok(()) };

@@ -235,7 +235,7 @@ fn the_former_one_is_ended_before_the_next_one_runs_with_its_ram() {
             seat.maps_ram();
         }
         seat.be_alone().unwrap();
-        // One that can't run any more ends by itself.
+        // One that can't run any more exits.
         if has_same_ram && let Ok(former) = Process::now(left.former) {
             former.wait_exited(UP_MAX).unwrap();
         }
