@@ -35,8 +35,7 @@ pub use configuration::{Configuration, DOMAIN_PAGES_MAX, is_name, is_uuid};
 pub use error::{Layer, StreamError};
 pub use joiner::{Arrived, JoinError, Joined, Joiner, Record};
 pub use page_word::{PageKind, PageWord};
-pub use record::{RECORD_BYTES_MAX, RECORD_PAGES_MAX, libxc, libxl};
+pub use record::{OPTIONAL_BYTES_MAX, RECORD_BYTES_MAX, RECORD_PAGES_MAX, libxc, libxl};
 pub use splitter::{
-    Domain, DomainKind, OPTIONAL_BYTES_MAX, Progress, Sink, Splitter, Step, XL_HEADER_BYTES,
-    configuration_bytes,
+    Domain, DomainKind, Progress, Sink, Splitter, Step, XL_HEADER_BYTES, configuration_bytes,
 };

@@ -1,4 +1,4 @@
-//! The numbers of libxl's and libxc's records.
+//! The numbers of libxl's and libxc's records, and limits of lengths in a stream.
 
 use page::PAGE_BYTES;
 
@@ -65,6 +65,9 @@ pub(crate) const RECORD_HEAD_BYTES: usize = 8;
 pub(crate) const PAGE_DATA_HEAD_BYTES: usize = 8;
 /// Bytes of a page's number and type.
 pub(crate) const WORD_BYTES: usize = 8;
+
+/// Most bytes of a domain's configuration, which has some kilobytes.
+pub const OPTIONAL_BYTES_MAX: u32 = 1 << 20;
 
 /// Most bytes in one record's body: libxc reads no longer ones. libxl has no limit of its own, and
 /// allocates what a record's length demands.

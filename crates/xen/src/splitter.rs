@@ -15,7 +15,7 @@ use crate::cursor::{Cursor, Short};
 use crate::record::{OPTIONAL, RECORD_HEAD_BYTES, libxc, libxl, padded};
 use crate::{Layer, PageWord, RECORD_BYTES_MAX, StreamError};
 
-pub use headers::{Domain, DomainKind, OPTIONAL_BYTES_MAX, XL_HEADER_BYTES, configuration_bytes};
+pub use headers::{Domain, DomainKind, XL_HEADER_BYTES, configuration_bytes};
 
 /// The receiver of a stream's parts, in their order.
 pub trait Sink {

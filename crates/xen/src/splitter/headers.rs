@@ -2,6 +2,7 @@
 
 use super::Halt;
 use crate::cursor::Cursor;
+use crate::record::OPTIONAL_BYTES_MAX;
 use crate::{Layer, StreamError};
 
 /// `save_file_header` of xl: its first bytes, and a number whose order shows the machine's.
@@ -26,9 +27,6 @@ pub const XL_HEADER_BYTES: usize = 48;
 pub(super) const LIBXL_BYTES: usize = 16;
 /// The image header and the domain header.
 pub(super) const LIBXC_BYTES: usize = 24 + 16;
-
-/// Most bytes of a domain's configuration, which has some kilobytes.
-pub const OPTIONAL_BYTES_MAX: u32 = 1 << 20;
 
 /// The kind of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
