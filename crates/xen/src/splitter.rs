@@ -74,7 +74,7 @@ enum Part {
 
 /// The position in the stream's grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Position {
     Before(Part),
     /// Within bytes of the non-RAM stream.
     Passing {
@@ -124,7 +124,7 @@ impl From<StreamError> for Halt {
 /// The incremental parser of a stream.
 #[derive(Debug)]
 pub struct Splitter {
-    place: Place,
+    position: Position,
     image: Image,
     domain: Option<Domain>,
     /// The page words of the current record.
@@ -139,7 +139,7 @@ pub struct Splitter {
 impl Default for Splitter {
     fn default() -> Self {
         Self {
-            place: Place::Before(Part::XlHeader),
+            position: Position::Before(Part::XlHeader),
             image: Image::Ahead,
             domain: None,
             words: Vec::new(),
@@ -186,22 +186,21 @@ impl Splitter {
     /// # Errors
     /// [`StreamError::EndedEarly`] if it is not complete.
     pub fn finish(&self) -> Result<(), StreamError> {
-        let place =
-            match self.place {
-                Place::Before(Part::Nothing)
-                | Place::Passing { bytes_left: 0, then: Part::Nothing } => {
-                    return Ok(());
-                }
-                Place::Before(Part::XlHeader) => "in the header of xl",
-                Place::Before(Part::LibxlHeader)
-                | Place::Passing { then: Part::LibxlHeader, .. } => "before the header of libxl",
-                Place::Before(Part::LibxcHeaders)
-                | Place::Passing { then: Part::LibxcHeaders, .. } => "before the headers of libxc",
-                Place::Words { .. } | Place::Pages { .. } => "within a PAGE_DATA record",
-                _ if self.image == Image::Ended => "after the image of libxc",
-                _ if self.domain.is_some() => "within the image of libxc",
-                _ => "before the image of libxc",
-            };
+        use Position::{Before, Pages, Passing, Words};
+        let place = match self.position {
+            Before(Part::Nothing) | Passing { bytes_left: 0, then: Part::Nothing } => return Ok(()),
+            Before(Part::XlHeader) => "in the header of xl",
+            Before(Part::LibxlHeader) | Passing { then: Part::LibxlHeader, .. } => {
+                "before the header of libxl"
+            }
+            Before(Part::LibxcHeaders) | Passing { then: Part::LibxcHeaders, .. } => {
+                "before the headers of libxc"
+            }
+            Words { .. } | Pages { .. } => "within a PAGE_DATA record",
+            _ if self.image == Image::Ended => "after the image of libxc",
+            _ if self.domain.is_some() => "within the image of libxc",
+            _ => "before the image of libxc",
+        };
         Err(StreamError::EndedEarly { place })
     }
 
@@ -209,17 +208,17 @@ impl Splitter {
     /// the input.
     fn advance<S: Sink>(&mut self, input: &[u8], at: &mut usize, sink: &mut S) -> Result<(), Halt> {
         let rest = input.get(*at..).unwrap_or_default();
-        match self.place {
-            Place::Before(part) => *at += self.before(part, rest, sink)?,
-            Place::Passing { bytes_left: 0, then } => self.place = Place::Before(then),
-            Place::Passing { .. } if rest.is_empty() => return Err(Halt::Short(1)),
-            Place::Passing { bytes_left, then } => {
+        match self.position {
+            Position::Before(part) => *at += self.before(part, rest, sink)?,
+            Position::Passing { bytes_left: 0, then } => self.position = Position::Before(then),
+            Position::Passing { .. } if rest.is_empty() => return Err(Halt::Short(1)),
+            Position::Passing { bytes_left, then } => {
                 let count = usize::try_from(bytes_left).map_or(rest.len(), |it| it.min(rest.len()));
                 *at += self.pass(rest, count, sink)?;
-                self.place = Place::Passing { bytes_left: bytes_left - count as u64, then };
+                self.position = Position::Passing { bytes_left: bytes_left - count as u64, then };
             }
-            Place::Words { count, bodies } => self.take_words(rest, at, count, bodies)?,
-            Place::Pages { nth } => self.take_pages(nth, input, at, sink)?,
+            Position::Words { count, bodies } => self.take_words(rest, at, count, bodies)?,
+            Position::Pages { nth } => self.take_pages(nth, input, at, sink)?,
         }
         Ok(())
     }
@@ -250,7 +249,7 @@ impl Splitter {
             Part::Nothing => return Err(Halt::Ended),
         };
         let passed = self.pass(rest, head_bytes, sink)?;
-        self.place = Place::Passing { bytes_left, then };
+        self.position = Position::Passing { bytes_left, then };
         Ok(passed)
     }
 

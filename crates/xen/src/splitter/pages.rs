@@ -2,7 +2,7 @@
 
 use page::{Epoch, PAGE_BYTES};
 
-use super::{Halt, Part, Place, Sink, Splitter};
+use super::{Halt, Part, Position, Sink, Splitter};
 use crate::cursor::Cursor;
 use crate::record::{PAGE_DATA_HEAD_BYTES, RECORD_HEAD_BYTES, WORD_BYTES};
 use crate::{PageWord, RECORD_PAGES_MAX, StreamError};
@@ -25,7 +25,7 @@ impl Splitter {
         let whole = body_bytes.filter(|it| it.is_multiple_of(PAGE_BYTES));
         let bodies = whole.ok_or(StreamError::PageDataBytes { count, bytes })? / PAGE_BYTES;
         self.words.clear();
-        self.place = Place::Words { count, bodies };
+        self.position = Position::Words { count, bodies };
         Ok(RECORD_HEAD_BYTES + PAGE_DATA_HEAD_BYTES)
     }
 
@@ -50,7 +50,7 @@ impl Splitter {
             let bytes = u32::try_from(table_bytes + bodies * PAGE_BYTES).unwrap_or(u32::MAX);
             return Err(StreamError::PageDataBytes { count, bytes }.into());
         }
-        self.place = Place::Pages { nth: 0 };
+        self.position = Position::Pages { nth: 0 };
         Ok(())
     }
 
@@ -78,9 +78,9 @@ impl Splitter {
             self.floor = number + 1;
             *at += body.map_or(0, |_| PAGE_BYTES);
             nth += 1;
-            self.place = Place::Pages { nth };
+            self.position = Position::Pages { nth };
         }
-        self.place = Place::Before(Part::LibxcRecord);
+        self.position = Position::Before(Part::LibxcRecord);
         Ok(())
     }
 
