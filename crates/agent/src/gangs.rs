@@ -5,6 +5,7 @@
 //! coordinator harms no VM.
 
 mod cluster;
+mod course;
 mod evacuations;
 mod event;
 mod flight;

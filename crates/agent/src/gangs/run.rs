@@ -14,10 +14,11 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use policy::gang::{Limits, Move, Need, Stage, UNLIMITED, admit, is_landing};
 
 use super::cluster::Agents;
+use super::course::GangCourse;
 use super::evacuations::Evacuating;
 use super::event::Event;
 use super::flight::{End, Flight, Patience, Recall};
-use super::gang::{Gang, fail_waiting, outcome};
+use super::gang::{Gang, fail_waiting};
 use super::limit_order::{Answered, LimitAnswer, LimitOrder};
 use super::limits;
 use super::store::GangStore;
@@ -39,12 +40,7 @@ pub(super) struct Run {
     /// What each may use of the gang's bandwidth, if that is limited.
     limits: Limits,
     began: Instant,
-    /// Why the VMs that have not moved stay. None: they move as they are admitted.
-    called_off: Option<String>,
-    /// The operator has cancelled it, one of the reasons to call it off.
-    was_cancelled: bool,
-    /// The agent ends: migrations continue at their hosts, and none begins.
-    leaves: bool,
+    course: GangCourse,
 }
 
 struct InFlight {
@@ -88,9 +84,7 @@ impl Run {
             flights: HashMap::new(),
             limits,
             began: Instant::now(),
-            called_off: None,
-            was_cancelled: false,
-            leaves: false,
+            course: GangCourse::Continues,
         }
     }
 
@@ -114,11 +108,11 @@ impl Run {
         // A VM of a gang that is resumed may be lost already.
         self.call_off_if_lost();
         loop {
-            if !self.leaves && self.called_off.is_none() {
+            if self.course.continues() {
                 self.begin_next();
             }
             if self.flights.is_empty() {
-                if self.leaves || self.called_off.is_some() || !self.any_waits() {
+                if !self.course.continues() || !self.any_waits() {
                     break;
                 }
                 // No thread could be started for the last VMs: try the next ones.
@@ -128,8 +122,8 @@ impl Run {
                 Ok(Event::Progress(number, progress)) => self.note(number, *progress),
                 Ok(Event::Ended(number, end)) => self.end(number, end),
                 Ok(Event::Cancel) => {
-                    self.was_cancelled = true;
                     self.call_off("the gang was cancelled");
+                    self.course.note_cancelled();
                 }
                 Ok(Event::Leave) | Err(_) => self.leave(),
             }
@@ -332,7 +326,7 @@ impl Run {
         if is_over {
             self.limits.release(number);
         }
-        let called_off = self.called_off.clone();
+        let called_off = self.course.called_off();
         let silent = end.reason.clone().filter(|_| end.is_silent);
         let mut failed = None;
         let report = self.gang.end(number, |one| {
@@ -342,7 +336,7 @@ impl Run {
             one.limit_bits_per_s = one.limit_bits_per_s.filter(|_| !is_over);
             one.reason = match end.state {
                 MoveState::Cancelled => {
-                    Some(called_off.unwrap_or_else(|| "its migration was cancelled".to_owned()))
+                    Some(called_off.unwrap_or("its migration was cancelled").to_owned())
                 }
                 _ => end.reason,
             };
@@ -350,7 +344,7 @@ impl Run {
         });
         let failed = failed.filter(|_| report.atomic);
         self.save(&report);
-        if let Some(vm) = failed.filter(|_| self.called_off.is_none()) {
+        if let Some(vm) = failed {
             self.call_off(&all_or_none(&vm));
         }
         if let Some(why) = silent {
@@ -361,10 +355,9 @@ impl Run {
 
     /// Cancels the VMs that have not moved, and begins no more.
     fn call_off(&mut self, why: &str) {
-        if self.called_off.is_some() || self.leaves {
+        if !self.course.call_off(why) {
             return;
         }
-        self.called_off = Some(why.to_owned());
         let report = self.gang.update(|report| {
             let waiting = report.moves.iter_mut().filter(|one| one.state == MoveState::Waiting);
             for one in waiting {
@@ -381,7 +374,7 @@ impl Run {
 
     /// Leaves the migrations alone, which continue at their hosts.
     fn leave(&mut self) {
-        self.leaves = true;
+        self.course.leave();
         for flight in self.flights.values() {
             let _ = flight.recall.try_send(Recall::Leave);
         }
@@ -390,8 +383,7 @@ impl Run {
     fn close(&mut self) {
         // Saved before the outcome is visible, because it could then be resumed at once.
         let mut report = self.gang.update(|_| {});
-        let ended = outcome(&report, self.was_cancelled);
-        report.outcome = Some(if self.leaves { GangOutcome::Interrupted } else { ended });
+        report.outcome = Some(self.course.outcome(&report));
         self.save(&report);
         // Then another may evacuate that host at once, too.
         drop(self.evacuating.take());
