@@ -8,6 +8,7 @@
 mod counters;
 mod host;
 mod link;
+mod namespace;
 mod outside;
 mod racks;
 mod stale;

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::host::{Host, tc};
-use super::link::nic_name;
+use super::host::Host;
+use super::namespace::{nic_name, tc};
 use crate::error::{LabError, Result};
 
 /// Bytes as they are on the wire, headers included.

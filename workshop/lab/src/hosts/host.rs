@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::counters::{self, Traffic};
+use super::namespace::{ip, nic_name, processes, remove, tc};
+use super::stale::wait_if_abandoned;
 use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::program;
 use crate::systemd::{Boot, Systemd};
@@ -24,9 +24,6 @@ const CONGESTION_VARIABLE: &str = "LAB_CONGESTION";
 
 /// `systemd-run`'s option by which programs of VMs' owners are not among those of the system.
 const OWNERS_SLICE: &str = "--slice=owners";
-
-/// Longest time until a killed process has exited.
-const GONE_MAX: Duration = Duration::from_secs(10);
 
 /// A network namespace and a private [`RUN_DIR`]; with a system of its own, once that has booted.
 #[derive(Debug)]
@@ -198,13 +195,13 @@ impl Host {
     /// If `ip` fails.
     pub fn set_nic(&self, nic: usize, up: bool) -> Result<()> {
         let state = if up { "up" } else { "down" };
-        self.ip(&["link", "set", &super::link::nic_name(nic), state]).map(drop)
+        self.ip(&["link", "set", &nic_name(nic), state]).map(drop)
     }
 }
 
 impl Drop for Host {
     fn drop(&mut self) {
-        super::stale::wait_if_abandoned();
+        wait_if_abandoned();
         if let Err(error) = remove(&self.name) {
             eprintln!("lab: {} is left behind: {error}", self.name);
         }
@@ -252,40 +249,4 @@ fn keep(name: &str, dir: &Path) -> Result<(Child, String)> {
     let _ = keeper.kill();
     let _ = keeper.wait();
     Err(LabError::Unsupported(what))
-}
-
-/// Runs `ip` on a namespace's network.
-pub(super) fn ip(namespace: &str, args: &[&str]) -> Result<String> {
-    program::output(program::command("ip").args(["-n", namespace]).args(args))
-}
-
-/// Runs `tc` on a namespace's network.
-pub(super) fn tc(namespace: &str, args: &[&str]) -> Result<String> {
-    program::output(program::command("tc").args(["-n", namespace]).args(args))
-}
-
-/// The processes in a namespace.
-pub(super) fn processes(name: &str) -> Result<Vec<u32>> {
-    let pids = program::output(program::command("ip").args(["netns", "pids", name]))?;
-    Ok(pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
-}
-
-/// Kills all processes in a namespace, and removes it.
-pub(super) fn remove(name: &str) -> Result<()> {
-    let until = Instant::now() + GONE_MAX;
-    loop {
-        let left = processes(name)?;
-        if left.is_empty() || Instant::now() > until {
-            break;
-        }
-        for pid in left {
-            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-            if let Some(pid) = pid {
-                // It may have ended meanwhile.
-                let _ = kill_process(pid, Signal::KILL);
-            }
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    program::output(program::command("ip").args(["netns", "del", name])).map(drop)
 }

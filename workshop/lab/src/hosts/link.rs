@@ -1,7 +1,8 @@
 //! Links between two hosts: veth pairs, each shaped by tbf at both ends.
 
 use super::Hosts;
-use super::host::{Host, tc};
+use super::host::Host;
+use super::namespace::{nic_name, tc};
 use crate::error::Result;
 use crate::program;
 
@@ -12,10 +13,6 @@ pub struct Link {
     pub nics: u8,
     /// Rate of each link; none for the machine's maximum.
     pub mbit_per_s: Option<u32>,
-}
-
-pub(super) fn nic_name(nic: usize) -> String {
-    format!("nic{nic}")
 }
 
 impl Link {

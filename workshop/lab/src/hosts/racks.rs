@@ -10,7 +10,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::begin;
 use super::host::Host;
-use super::link::{nic_name, shape};
+use super::link::shape;
+use super::namespace::nic_name;
 use crate::error::{LabError, Result};
 use switch::{Switch, pair, quiet};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::PREFIX;
-use super::host::remove;
+use super::namespace::remove;
 use crate::error::Result;
 use crate::{program, systemd};
 

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use crate::error::{LabError, Result};
-use crate::hosts::host::{self, ip};
 use crate::hosts::link::shape;
+use crate::hosts::namespace::{ip, remove};
 use crate::hosts::{counters, stale};
 use crate::program;
 
@@ -72,7 +72,7 @@ impl Switch {
 impl Drop for Switch {
     fn drop(&mut self) {
         stale::wait_if_abandoned();
-        if let Err(error) = host::remove(&self.namespace) {
+        if let Err(error) = remove(&self.namespace) {
             eprintln!("lab: {} is left behind: {error}", self.namespace);
         }
     }
