@@ -1,19 +1,19 @@
 //! What owners and guests do with a VM. Each leaves it as it was.
 
 mod boot;
+mod commands;
 mod drivers;
 mod inside;
 mod owner;
 mod plugged;
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use lab::field::Machine;
-use qemu::qmp::{Event, Qmp};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use boot::{boots, kexec, reboot, start_again, watchdog};
+use commands::command;
 use drivers::{
     ALL, DATA, SECOND, rebind, rebind_pci, rng, sata, second_has_a_carrier, virtio_serial,
 };
@@ -30,7 +30,7 @@ use plugged::{
 };
 
 use super::domain::{self, CarriedDomain};
-use super::{Done, Field, Mover, SHOWS_MAX, Way};
+use super::{Done, Field, Mover, Way};
 
 /// Does something with a VM.
 #[derive(Clone, Copy)]
@@ -141,7 +141,9 @@ pub static ROWS: [Row; 59] = [
     row("moved once more after all of that", move_on),
     booting("kexec", kexec),
     booting("reboot from inside", reboot),
-    booting("`system_reset`", |field| boots(field, |field| ask(field, "system_reset", json!({})))),
+    booting("`system_reset`", |field| {
+        boots(field, |field| command(field, "system_reset", json!({})))
+    }),
     booting("shutdown, and started again", start_again),
     // The last one, although it does not boot: under TCG, QEMU's next migration waits for ever for the
     // vCPU that is gone (`tcg_log_global_after_sync`).
@@ -219,34 +221,6 @@ pub static ROWS: [Row; 59] = [
 #[must_use]
 pub fn named(name: &str) -> &'static Row {
     ROWS.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("no row {name:?}"))
-}
-
-const MARK: &str = "field-mark";
-
-fn execute(qmp: &Qmp, command: &str, arguments: Value) -> Result<Value, String> {
-    qmp.execute(command, arguments).map_err(|error| format!("{command}: {error}"))
-}
-
-fn ask(field: &Field, command: &str, arguments: Value) -> Done {
-    execute(&*field.qmp()?, command, arguments).map(|_| String::new())
-}
-
-/// Does something after which QEMU sends an event.
-fn awaits(
-    field: &Field,
-    qmp: &Qmp,
-    is_it: impl Fn(&Event) -> bool,
-    act: impl FnOnce(&Field) -> Result<(), String>,
-) -> Result<Event, String> {
-    let events = qmp.events();
-    act(field)?;
-    let end = Instant::now() + SHOWS_MAX;
-    loop {
-        let event = events.recv_deadline(end).map_err(|_| "QEMU sends no event".to_owned())?;
-        if is_it(&event) {
-            return Ok(event);
-        }
-    }
 }
 
 /// As if nothing had been done with it.

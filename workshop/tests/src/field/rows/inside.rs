@@ -7,7 +7,7 @@ use std::time::Duration;
 use lab::field::{KEPT_PCR, PCR};
 use qemu::guest_port;
 
-use super::MARK;
+use super::commands::MARK;
 use crate::field::{Done, Field, NAME, SHOWS_MAX};
 
 /// The name of the card of the guests' network, in `$c`.

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use qemu::qmp::Event;
 use serde_json::json;
 
+use super::commands::{awaits, command, execute};
 use super::inside::CARD;
 use super::plugged::{PLUG, medium_file};
-use super::{ask, awaits, execute};
 use crate::MIB;
 use crate::field::{Done, Field, SHOWS_MAX};
 
@@ -57,7 +57,7 @@ pub(super) fn balloon(field: &mut Field) -> Done {
 
 pub(super) fn disk_resized(field: &mut Field) -> Done {
     let size = 48 * MIB;
-    ask(field, "block_resize", json!({ "device": "data", "size": size }))?;
+    command(field, "block_resize", json!({ "device": "data", "size": size }))?;
     field.shows("the guest sees the new size", |field| {
         field.sh("blockdev --getsize64 /dev/vdb").is_ok_and(|it| it == size.to_string())
     })?;

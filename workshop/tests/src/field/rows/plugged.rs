@@ -8,7 +8,7 @@ use lab::hosts::RUN_DIR;
 use qemu::qmp::{Event, Qmp};
 use serde_json::{Value, json};
 
-use super::{MARK, awaits, execute};
+use super::commands::{MARK, awaits, execute};
 use crate::MIB;
 use crate::field::{Done, Field, NAME};
 
