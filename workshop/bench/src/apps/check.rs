@@ -1,6 +1,6 @@
 //! Whether a program's data is right after a move, by the program's own means.
 
-use super::{App, AppScenario};
+use super::app::{App, AppScenario};
 use lab::error::{LabError, Result};
 use lab::field::SYSBENCH_ROWS;
 use lab::guest::Guest;

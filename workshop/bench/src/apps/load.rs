@@ -3,9 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::app::{App, AppScenario, FAST_MBIT, STORAGE_MBIT};
 use super::figures::{AFTER, AppFigures};
-use super::one::FAST_MBIT;
-use super::{App, AppScenario, STORAGE_MBIT};
 use crate::contender::Moved;
 use crate::neighbour::AtWork;
 use crate::part;

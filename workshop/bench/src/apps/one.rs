@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use super::app::{AppScenario, FAST_MBIT};
 use super::load::Load;
-use super::{AppContest, AppScenario, GOAL, TIMEOUT, check};
+use super::{AppContest, GOAL, TIMEOUT, check};
 use crate::contender::{Contender, Ground};
 use crate::contest::save;
 use crate::cpu::{self, CpuMeter};
@@ -21,9 +22,6 @@ const VM: &str = "bench";
 const WARM_BYTES: u64 = 1 << 30;
 /// Longest time until a moved guest reports again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
-
-/// Rate of the storage links where nothing is measured.
-pub(super) const FAST_MBIT: u32 = 10_000;
 
 pub(super) fn run(contest: &AppContest<'_>, contender: &mut dyn Contender) -> Result<Run> {
     let AppContest { kit, scenario, snapshot } = *contest;

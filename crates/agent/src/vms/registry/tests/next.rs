@@ -7,6 +7,7 @@ use qemu::ram_blocks::RamBlocks;
 use super::*;
 use crate::vms::ram_before;
 use crate::vms::record::may_have_next;
+use crate::vms::registry::alone::{Released, Silent};
 
 /// A byte of RAM that firmware leaves alone, and that is kept for a load that fails.
 const KEPT_AT: u64 = 512 << 10;
