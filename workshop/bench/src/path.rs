@@ -7,15 +7,17 @@
 
 mod destination;
 mod direct;
+mod run;
 mod source;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use identity::{Authority, CertificateRequest, Identity, Security, Subject};
 use lab::error::{LabError, Result, SystemContext};
 use page::Encoding;
 
 use self::destination::Destination;
+use self::run::{CHANNELS, RAM_BYTES, Run, Stages};
 use self::source::Source;
 
 /// The name of the benchmark.
@@ -25,35 +27,7 @@ pub const ABOUT: &str = "CPU time by stage from QEMU's socket into RAM, without 
 
 /// The path that QEMU takes without Droveway.
 const DIRECT: &str = "direct";
-/// RAM that one run carries.
-const RAM_BYTES: u64 = 1 << 30;
-/// The only RAM block.
-const BLOCK: &str = "pc.ram";
-/// Agents tell QEMU to open as many.
-const CHANNELS: u8 = 4;
 const LANES: [usize; 4] = [1, 2, 4, 8];
-
-/// CPU time of threads, by stage.
-#[derive(Clone, Copy, Debug, Default)]
-struct Stages {
-    generator: Duration,
-    tap: Duration,
-    lanes: Duration,
-    receivers: Duration,
-}
-
-impl Stages {
-    fn sum(&self) -> Duration {
-        self.generator + self.tap + self.lanes + self.receivers
-    }
-}
-
-/// One run.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    took: Duration,
-    stages: Stages,
-}
 
 /// How the lanes carry content.
 #[derive(Clone)]

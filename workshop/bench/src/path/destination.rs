@@ -17,7 +17,7 @@ use ram::Mapping;
 use transport::{Incoming, LaneEnd, thread_cpu};
 use wire::{LaneHeader, Preamble, Reply};
 
-use super::{BLOCK, RAM_BYTES};
+use super::run::{BLOCK, RAM_BYTES};
 
 /// One in so many pages of arrived RAM is compared.
 pub(super) const COMPARED_EVERY: usize = 61;

@@ -11,8 +11,8 @@ use stream::multifd::{HEAD_BYTES, INIT_BYTES, Init, PACKET_PAGES, Packet};
 use transport::thread_cpu;
 
 use super::destination::{COMPARED_EVERY, wrong};
+use super::run::{CHANNELS, Run, Stages};
 use super::source::write_channel;
-use super::{CHANNELS, Run, Stages};
 
 pub(super) fn run(ram: &[u8]) -> Result<Run> {
     // Fresh memory, as an arriving QEMU's.

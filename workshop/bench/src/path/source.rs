@@ -20,7 +20,7 @@ use tap::{Block, Channels, Head, Output, Stopped, Tap};
 use transport::{Endpoint, Lanes, LanesPlan, thread_cpu};
 use wire::Token;
 
-use super::{BLOCK, CHANNELS, RAM_BYTES, Stages};
+use super::run::{BLOCK, CHANNELS, RAM_BYTES, Stages};
 
 /// An agent's default for a migration.
 const POOL_BYTES: usize = 128 << 20;
