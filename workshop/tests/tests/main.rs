@@ -22,6 +22,7 @@ mod carry_postcopy;
 mod carry_storage;
 mod carry_throttle;
 mod chase;
+mod circles;
 mod dashboard;
 mod deltas;
 mod disk_faults;
