@@ -1,8 +1,8 @@
 //! `droveway doctor`: whether this host is fit for migrations, and whether its VMs can move to
 //! another.
 //!
-//! The examiner gathers facts here, asks other agents for theirs, and answers their questions. The
-//! crate `doctor` judges the facts.
+//! The examiner gathers facts here, queries other agents for theirs, and answers their questions.
+//! The crate `doctor` judges the facts.
 
 mod recent;
 pub(crate) mod sight;

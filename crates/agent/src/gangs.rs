@@ -1,8 +1,8 @@
 //! Many VMs moved as one operation.
 //!
 //! Any agent can coordinate: it orders the agents of the source hosts to move their VMs, and
-//! watches. Each of these moves its VMs by itself, as if an operator had asked it, so the end of a
-//! coordinator harms no VM.
+//! watches. Each of these moves its VMs by itself, as if an operator had ordered it, so the end of
+//! a coordinator harms no VM.
 
 mod cluster;
 mod course;
@@ -154,7 +154,7 @@ impl Gangs {
     ) -> Result<(), Denied> {
         let id = report.id.clone();
         let mut table = self.table.lock();
-        // All that is asked about them is on disk by now.
+        // All that is read of them is on disk by now.
         table.running.retain(|_, running| !running.gang.is_over());
         if table.closing {
             return Err(Denied::Closing);
@@ -198,7 +198,7 @@ impl Gangs {
             program_replaced: vm.program_replaced,
         });
         let free_bytes = census.free_bytes;
-        // They are from that host, whatever it says.
+        // They are from that host, whatever it reports.
         let moving = census.moving.into_iter();
         let moving = moving.map(|one| Progress { from: host.to_owned(), ..one }).collect();
         Ok(HostCensus { name: host.to_owned(), rack, free_bytes, vms: vms.collect(), moving })

@@ -12,7 +12,7 @@ pub enum UserError {
     Unknown {
         /// The name.
         name: String,
-        /// What the system says.
+        /// The system's message.
         why: String,
     },
     /// The group does not exist, or can't be looked up.
@@ -20,7 +20,7 @@ pub enum UserError {
     NoGroup {
         /// The name.
         name: String,
-        /// What the system says.
+        /// The system's message.
         why: String,
     },
     /// The agent can start programs only as its own user.

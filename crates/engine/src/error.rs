@@ -17,7 +17,7 @@ use xen::StreamError;
 
 use crate::resources::BuffersFull;
 
-/// Why a migration failed, which tells who has to act. After all but [`MigrationError::InDoubt`],
+/// Why a migration failed, by who has to act. After all but [`MigrationError::InDoubt`],
 /// [`MigrationError::VmGone`] and [`MigrationError::PoweredOff`] the VM goes on at its source.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {

@@ -164,7 +164,7 @@ pub struct Refusal(pub String);
 /// What the destination's side of a migration needs from its host.
 pub trait Host: Send + Sync + 'static {
     /// Checks that the VM can arrive and starts a QEMU that waits for it, or returns why it can't.
-    /// A check that may take long asks `goes_on` whether the source still waits.
+    /// A check that may take long calls `goes_on` to learn whether the source still waits.
     ///
     /// # Errors
     /// With the reason; nothing is left behind.

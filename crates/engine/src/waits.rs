@@ -12,10 +12,11 @@ const SECONDS_MAX: u64 = 86_400;
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Waits {
     /// Until the destination's QEMU waits for the VM. It may have to allocate gigabytes of hugetlb
-    /// RAM, and to create images. The destination gives up a little sooner than its source would.
+    /// RAM, and to create images. The destination stops waiting a little sooner than its
+    /// source.
     #[serde(deserialize_with = "seconds")]
     pub prepare: Duration,
-    /// While nothing of the VM arrives, though it was sent. Lanes give up a silent network after 8
+    /// While nothing of the VM arrives, though it was sent. Lanes drop a silent connection after 8
     /// s and reconnect for 16.
     #[serde(deserialize_with = "seconds")]
     pub stall: Duration,

@@ -37,7 +37,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// A manager works for at least half a second between creating such a socket and QEMU's connecting
 /// to it.
 const ANSWERS_MAX: Duration = Duration::from_millis(400);
-/// Hosts that are asked in parallel.
+/// Hosts that are queried in parallel.
 const ASKED_AT_ONCE: usize = 32;
 
 /// Opens and closes such listeners; dropping it stops that, and restores the sockets.
@@ -214,7 +214,7 @@ impl Following {
         takes
     }
 
-    /// The host that expects the VM, if its agent says so in time.
+    /// The host that expects the VM, if its agent reports that in time.
     fn who_takes(&self, target: &Target) -> Option<String> {
         let peers = self.shared.migrations.routes().peers.now();
         let found = who_expects(&self.shared.local, &peers, target);
@@ -236,7 +236,7 @@ impl Following {
     }
 }
 
-/// Asks all peers in parallel, and returns those that have said yes in time.
+/// Queries all peers in parallel, and returns those that have confirmed it in time.
 fn who_expects(local: &Local, peers: &Arc<[PeerEntry]>, target: &Target) -> Vec<String> {
     let until = Instant::now() + ANSWERS_MAX;
     let (tell, told) = unbounded();

@@ -1,6 +1,6 @@
 //! Facts that are collected once for all who ask within a second.
 //!
-//! To describe its VMs an agent asks all their QEMUs, and another host may ask as often as it likes.
+//! To describe its VMs an agent queries all their QEMUs, and another host may ask for that at will.
 
 use std::time::{Duration, Instant};
 

@@ -16,7 +16,7 @@ use qemu::shape::{self, Memory};
 use crate::parallel::at_once;
 use crate::vms::registry::{Living, Registry};
 
-/// The facts of all VMs whose QEMU lives; this asks QEMU, and so may wait for a busy one.
+/// The facts of all VMs whose QEMU lives; this queries QEMU, and so may wait for a busy one.
 pub(super) fn facts(registry: &Registry, memory: &HostMemory) -> Vec<VmFacts> {
     at_once(&registry.living(), |living| one(living, memory))
 }
@@ -75,7 +75,7 @@ fn backed_bytes(backends: &[MemoryBackend], counts: impl Fn(&MemoryBackend) -> b
     counted.fold(0, |sum, backend| sum.saturating_add(backend.bytes))
 }
 
-/// The memory that a VM needs on any host; none if its QEMU or its command line doesn't say.
+/// The memory that a VM needs on any host; none if its QEMU or its command line doesn't show it.
 pub(crate) fn needs(machine: &Machine, ram_bytes: u64, memory: &HostMemory) -> Option<Needs> {
     // If QEMU doesn't report what is unplugged, all of it counts.
     needs_without(machine, ram_bytes, memory, || machine.qmp.unplugged().unwrap_or_default())

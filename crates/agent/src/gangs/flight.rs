@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// How long a move waits for an agent.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
-    /// An agent that is silent, or busy, for longer is given up; a restart takes less.
+    /// An agent that is silent, or busy, for longer is no longer waited for; a restart takes less.
     silence_max: Duration,
     /// How long an agent may carry out an order whose answer is lost.
     order_max: Duration,
@@ -312,7 +312,7 @@ impl<A: Reach> Flight<A> {
         }
     }
 
-    /// The agent answers, and does not say how the migration goes.
+    /// The agent answers, and does not report how the migration goes.
     fn untold(&self, why: &str) -> End {
         let Self { from, migration, .. } = self;
         End::unknown(format!(

@@ -1,7 +1,7 @@
 //! Resuming a gang: what became of its VMs, and which moves are left.
 //!
 //! A restarted agent does not resume its gangs by itself. It can't know how much time has
-//! passed, what the operator has done meanwhile, or whether the gang is still wanted; and a
+//! passed, what the operator has done meanwhile, or whether the gang is still needed; and a
 //! host that boots must not begin to move VMs.
 
 use std::collections::{BTreeMap, BTreeSet};

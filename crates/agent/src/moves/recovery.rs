@@ -346,8 +346,8 @@ impl Settlers {
     /// Ends all threads; their state is on disk.
     pub(crate) fn close(&self) {
         let desks = std::mem::take(&mut *self.desks.lock());
-        // All are told before one is waited for: each may take seconds to connect to a host that is
-        // down, and an evacuation to it may have left many.
+        // All are notified before one is waited for: each may take seconds to connect to a host
+        // that is down, and an evacuation to it may have left many.
         let threads: Vec<_> = desks.into_values().filter_map(|desk| desk.thread).collect();
         for thread in threads {
             // A panic was logged by the thread.

@@ -1,7 +1,7 @@
 //! The content of this host's VMs: a thread finds where the RAM of each VM is, and has it
 //! scanned from then on.
 //!
-//! It is a separate thread because it asks QEMU, and callers of [`Holdings::watch`] can't
+//! It is a separate thread because it queries QEMU, and callers of [`Holdings::watch`] can't
 //! wait for that: the VM may have just arrived.
 
 use std::io;

@@ -210,8 +210,8 @@ impl Registry {
 
     /// All VMs, by name.
     ///
-    /// They are asked in parallel: a QEMU that hangs takes half a second, and many may hang at once
-    /// while storage is away.
+    /// They are queried in parallel: a QEMU that hangs takes half a second, and many may hang at
+    /// once while storage is missing.
     pub(crate) fn list(&self) -> Vec<VmSummary> {
         let known: Vec<(Arc<Vm>, Busy)> = self
             .slots

@@ -36,7 +36,7 @@ pub(crate) struct Vm {
     pub(crate) dir: PathBuf,
     /// Its sharing domain; empty is the cluster's default domain.
     pub(crate) share_domain: String,
-    /// As its QEMU last said; 0 until it has answered.
+    /// As its QEMU last reported; 0 until it has answered.
     ram_bytes: AtomicU64,
     /// Set when it arrives, once its QEMU has answered.
     pages_bytes: OnceLock<u64>,

@@ -8,7 +8,7 @@ use wire::{Frame, Order, gang, read_frame, read_message};
 use super::greeting::{PREAMBLE_MAX, TurnedAway, check_name};
 use crate::host::{Host, Refusal};
 
-/// The longest time between two orders. An agent that follows a migration asks every second.
+/// The longest time between two orders. An agent that follows a migration sends one every second.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// Follows orders until the connection ends, or until an order comes from an agent that may give

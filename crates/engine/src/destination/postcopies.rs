@@ -102,7 +102,7 @@ impl Relayed {
 }
 
 impl Answers {
-    /// Parses bytes that came from QEMU here. A request for pages tells of post-copy where the
+    /// Parses bytes that came from QEMU here. A request for pages shows post-copy where the
     /// stream can't be parsed that far.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.follower.push(bytes);

@@ -78,7 +78,7 @@ impl Serving {
     /// Serves one end of a pair of sockets on a thread of its own, and returns the other.
     fn connect(&self) -> io::Result<TcpStream> {
         let (ours, theirs) = UnixStream::pair()?;
-        // Whatever socket it is: nothing asks for its address.
+        // Whatever socket it is: nothing reads its address.
         let stream = TcpStream::from(OwnedFd::from(theirs));
         let place = self.shared.connections.admit(&stream, HERE);
         let mut place = place.ok_or_else(|| io::Error::other("there are too many connections"))?;

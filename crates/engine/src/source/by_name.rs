@@ -33,7 +33,7 @@ impl Connected<'_> {
 }
 
 /// The request to a destination to take pages of this domain by name. None if it is off;
-/// an error if the operator asked for it and it is impossible.
+/// an error if the operator requested it and it is impossible.
 pub(crate) fn order(
     local: &Local,
     asked: &Sharing,

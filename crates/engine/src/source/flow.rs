@@ -290,7 +290,7 @@ impl<S: Stopping> Flow<S> {
         };
     }
 
-    /// Bytes that have come from QEMU or gone to the destination: while this grows, the
+    /// Bytes received from QEMU or sent to the destination: while this grows, the
     /// migration makes progress.
     pub(crate) fn moved_bytes(&self) -> u64 {
         let come = self.lanes.delivered();

@@ -1,4 +1,4 @@
-//! Lets the guest say what of its memory is free before QEMU sends it.
+//! Lets the guest report what of its memory is free before QEMU sends it.
 //!
 //! QEMU takes free page hints during its first pass, under a lock that its migration thread holds
 //! while it sends, and takes again at once. A guest may have to wait for a second with what it has
@@ -79,7 +79,7 @@ impl Waiting {
         while !self.is_stopped() && began.elapsed() < LONGEST {
             thread::sleep(LOOK);
             match self.outgoing.progress() {
-                // It has not connected, or not begun.
+                // It has not connected, or not started.
                 Ok(progress) if progress.dirty_sync_count == 0 => {}
                 Ok(progress) => {
                     let (now, left) = (Instant::now(), progress.remaining_bytes);

@@ -235,7 +235,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Counts what it is asked for.
+    /// Counts what is requested.
     #[derive(Debug, Default)]
     struct Counted {
         kept: AtomicUsize,

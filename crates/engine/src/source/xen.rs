@@ -5,7 +5,7 @@
 //! prepare     the journal is opened; the destination's agent starts a receiver
 //! first pass, the tap reads xl's pipe; pages go on lanes, all else by the control connection,
 //! later pass  once the pages before it are placed
-//! stopped     the tail has begun: xl has suspended the domain
+//! stopped     the tail has started: xl has suspended the domain
 //! loaded      the receiver has the domain; xl gets "ready", and writes its permission
 //! committed   journaled; the destination may run the domain
 //! running     xl gets a report of success, and destroys its domain

@@ -177,7 +177,7 @@ impl Effects for ArrivingDomain {
                 never_ran: true,
             },
             Permitted::Unknown if !has_exited => self.hangs(),
-            // The receiver was ended by now: nobody else runs it.
+            // The receiver was ended by now: nothing else runs it.
             Permitted::Unknown => self.run_without_receiver(),
         };
         if matches!(event, Event::Runs) {

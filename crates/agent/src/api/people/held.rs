@@ -1,7 +1,7 @@
 //! A connection of a person that has shown a certificate: its place among the others, and how
 //! long it may be without a request.
 //!
-//! A request takes as long as the work that it asks for. Everything else has a limit: to send a
+//! A request takes as long as the work that it orders. Everything else has a limit: to send a
 //! request, to take nothing of an answer whose length is known, to send nothing. Answers without
 //! an end have limits of their own.
 

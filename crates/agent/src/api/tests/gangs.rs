@@ -71,7 +71,7 @@ fn only_one_of_two_requests_resumes_a_gang() {
     let gangs = &site.api.gangs;
     thread::scope(|scope| {
         let first = scope.spawn(|| gangs.resume(ID));
-        // It asks that host, which does not answer; the second request is refused before that.
+        // It queries that host, which does not answer; the second request is refused before that.
         let asked = there.accept().unwrap();
         drop(there);
         let denied = gangs.resume(ID).unwrap_err();
@@ -101,7 +101,7 @@ fn a_host_is_evacuated_by_one_gang_at_a_time() {
     let gangs = &site.api.gangs;
     thread::scope(|scope| {
         let first = scope.spawn(|| gangs.resume(ID));
-        // It asks that host, which does not answer.
+        // It queries that host, which does not answer.
         let asked = there.accept().unwrap();
         let request: GangRequest =
             serde_json::from_str(r#"{"evacuate":{"host":"there"}}"#).unwrap();

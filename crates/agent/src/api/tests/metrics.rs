@@ -6,7 +6,7 @@ use api::{Outcome, Progress, Report};
 
 use super::*;
 
-/// Each collection asks all QEMUs, and readers need no certificate.
+/// Each collection queries all QEMUs, and readers need no certificate.
 #[tokio::test]
 async fn all_readers_get_what_was_collected_once() {
     let ever = Duration::from_secs(3600);

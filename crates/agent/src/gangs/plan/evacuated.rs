@@ -22,9 +22,9 @@ pub(in crate::gangs) fn already(host: &str, coordinator: &str) -> Denied {
 }
 
 impl Planner<'_> {
-    /// Refuses a host that a gang of another agent evacuates, as far as these agents were asked; a
-    /// dry run notes it. A gang of this agent is known before any agent is asked, and this one may
-    /// be it.
+    /// Refuses a host that a gang of another agent evacuates, as far as these agents were queried;
+    /// a dry run notes it. A gang of this agent is known before any agent is queried, and this one
+    /// may be it.
     pub(super) fn check_evacuated_once(&mut self, host: &str) -> Result<(), Denied> {
         let evacuates = |census: &Census| census.evacuating.iter().any(|one| one == host);
         let here = self.cluster.here();
@@ -61,7 +61,7 @@ impl Planner<'_> {
         }));
     }
 
-    /// The hosts that are evacuated, as far as their coordinators were asked.
+    /// The hosts that are evacuated, as far as their coordinators were queried.
     fn evacuated(&self) -> BTreeSet<String> {
         let answers = self.known.values().filter_map(|answer| answer.as_ref().ok());
         answers.flat_map(|census| &census.evacuating).cloned().collect()

@@ -236,7 +236,7 @@ impl Host for NextHost {
         self.settlers.take_up_after_fault(vm, self.settlers.kept_of(migration))
     }
 
-    /// Nothing asks: both sides are here.
+    /// No inquiry comes: both sides are here.
     fn answer(&self, _: Inquiry) -> Option<SwitchoverMessage> {
         None
     }

@@ -100,7 +100,7 @@ impl DestinationEffects {
         self.machine.take_if(|machine| !machine.process.is_alive()).is_some()
     }
 
-    /// Whether QEMU says that it runs the VM, or has run it.
+    /// Whether QEMU reports that it runs the VM, or has run it.
     pub(super) fn vm_runs(&mut self) -> bool {
         let runs = self.machine.as_deref().is_some_and(|machine| came_as(machine) == Found::Runs);
         self.ran |= runs;

@@ -112,7 +112,7 @@ impl Effects for SourceEffects {
 
     fn done(&mut self, outcome: Outcome) {
         tracing::info!(?outcome, "settled");
-        // First, so that nobody sees the VM free and its migration in doubt.
+        // First, so that no caller finds the VM free and its migration in doubt.
         self.history.settled(&self.opened, &outcome);
         if self.opened.is_within_host() {
             self.done_within(&outcome);

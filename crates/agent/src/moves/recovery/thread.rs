@@ -79,7 +79,7 @@ impl Settler {
             }
         }
         // The VM is free before the last message reaches the other side, which may take a
-        // while. A peer that asks gets the same answer without a journal.
+        // while. A peer that inquires gets the same answer without a journal.
         self.show(None);
         self.settlers.close_desk(&self.opened, self.side);
         tracing::info!(peer = self.opened.peer, "settled");

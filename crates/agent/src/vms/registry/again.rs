@@ -1,7 +1,7 @@
 //! VMs whose records can't be read.
 //!
-//! The operator says which QEMU is theirs, or that there is none. In either case, nothing here ends
-//! a QEMU.
+//! The operator names the QEMU that is theirs, or that there is none. In either case, nothing here
+//! ends a QEMU.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::vms::record::{self, Record};
 use crate::vms::vm::{Presence, Vm};
 
 impl Registry {
-    /// Whether the operator has to say what this VM is.
+    /// Whether the operator has to decide what this VM is.
     pub(crate) fn is_unreadable(&self, name: &str) -> bool {
         self.vm(name).is_some_and(|vm| vm.unreadable_why().is_some())
     }

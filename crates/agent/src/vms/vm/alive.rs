@@ -134,7 +134,7 @@ impl Vm {
 
     /// Asks QEMU how much memory the VM has now.
     ///
-    /// Memory may have been plugged since QEMU was last asked. And a QEMU that waits for its VM
+    /// Memory may have been plugged since QEMU was last queried. And a QEMU that waits for its VM
     /// has none of a virtio-mem device plugged until it has loaded the VM.
     fn measure(&self, machine: &Machine) {
         if let Ok(bytes) = machine.qmp.ram_bytes_within(STATUS_WAIT) {

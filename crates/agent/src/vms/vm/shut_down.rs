@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(received.how, "the guest shut down");
         assert!(ends.receive(Some(received), || None).is_some());
     }
-    /// The thread that asked had to wait while others were answered.
+    /// The thread that queried it had to wait while others were answered.
     #[test]
     fn an_old_answer_hides_no_end() {
         let asked = Instant::now();

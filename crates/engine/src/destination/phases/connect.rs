@@ -15,7 +15,7 @@ use crate::destination::shared::Shared;
 use crate::link::{Link, Received};
 use crate::waits::{LOOK, Silence};
 
-/// Multiple of the time for which a source waits before it gives up a migration without progress: a
+/// Multiple of the time for which a source waits before it abandons a migration without progress: a
 /// source that is silent for longer has ended.
 pub(super) const SILENCE: u32 = 2;
 
@@ -32,7 +32,7 @@ pub(super) struct Connected<'s> {
     /// Receives errors of lanes that end the migration.
     pub(super) broken: Receiver<String>,
     pub(super) peer: SocketAddr,
-    /// The host at the other end, if its certificate says so.
+    /// The host at the other end, by its certificate.
     pub(super) certified: Option<String>,
 }
 
@@ -81,7 +81,7 @@ impl<'s> Connected<'s> {
         }
     }
 
-    /// What the source says next, without regard to anything else.
+    /// What the source sends next, without regard to anything else.
     pub(super) fn receive_within(
         &self,
         limit: Duration,

@@ -92,7 +92,7 @@ impl Connected<'_> {
         let until = Instant::now() + (waits.prepare - waits.prepare / ANSWER_SHARE);
         let pause = || self.pause_before_carrying();
         left_over::wait_destroyed(&xen.xl, &domain, waits.prepare / LEFT_OVER_SHARE, pause)?;
-        // Once the copy has its name, nothing would tell them apart.
+        // Once the copy has its name, nothing would distinguish them.
         if xen.xl.has_arrived(&domain).map_err(End::failed)? {
             return Err(End::failed(format!(
                 "{here} has a domain with the name and the UUID of {name} already, which may have \

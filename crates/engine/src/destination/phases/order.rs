@@ -23,7 +23,7 @@ pub(super) enum Order {
 }
 
 impl Connected<'_> {
-    /// The order; none if another agent only asked a question, which is answered.
+    /// The order; none if another agent only sent a question, which is answered.
     pub(super) fn receive_order(&self) -> Result<Option<Order>, End> {
         match self.inbox.recv_timeout(ORDER_MAX) {
             Ok(Received::Message(ToDestination::Prepare(order))) => Ok(Some(Order::Prepare(order))),

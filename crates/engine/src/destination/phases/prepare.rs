@@ -1,4 +1,4 @@
-//! Prepares a QEMU that waits for the VM and the receivers of its stream, and tells the source.
+//! Prepares a QEMU that waits for the VM and the receivers of its stream, and notifies the source.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ impl<'s> Connected<'s> {
         Ok(Some(disks))
     }
 
-    /// Makes QEMU wait for the stream, and tells the source.
+    /// Makes QEMU wait for the stream, and notifies the source.
     pub(super) fn prepare<'a>(
         &'a self,
         machine: &'a Machine,

@@ -85,7 +85,7 @@ pub(super) struct Delivered<'a, 's> {
 }
 
 impl<'a, 's> Prepared<'a, 's> {
-    /// Receives pages by the lanes and the non-RAM stream here, until the source says that it is
+    /// Receives pages by the lanes and the non-RAM stream here, until the source reports that it is
     /// complete.
     pub(super) fn take_stream(mut self) -> Result<Delivered<'a, 's>, End> {
         let tail = Tail::new(&self.connected.shared.local.resources.coming_tails);

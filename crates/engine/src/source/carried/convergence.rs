@@ -206,7 +206,7 @@ impl Convergence {
 }
 
 /// The operator's settings. A VM that may not be throttled is followed as one that keeps all
-/// of its CPU time, so the report tells that it would be throttled.
+/// of its CPU time, so the report shows that it would be throttled.
 fn of_request(request: &CarryRequest) -> Settings {
     let by_request = settings(request.downtime_ms, &request.slowing, Duration::ZERO);
     let ratio = if by_request.ratio == Ratio::Off { Ratio::Auto } else { by_request.ratio };

@@ -1,6 +1,6 @@
 //! The first packets of QEMU's multifd channels, which show whether it compresses its pages.
 //!
-//! Nothing on the main connection says so, and once the destination splits a stream, it can't be
+//! Nothing on the main connection shows it, and once the destination splits a stream, it can't be
 //! passed on whole any more. So the decision waits for the first packet with pages. QEMU waits for
 //! no answer until then.
 

@@ -251,7 +251,7 @@ enum First<H> {
     Nobody,
 }
 
-/// Waits for the first bytes. After each `limit` in silence `may_be_silent` says whether to
+/// Waits for the first bytes. After each `limit` in silence `may_be_silent` decides whether to
 /// go on: QEMU's connection for urgent pages of a post-copy is silent until one is urgent.
 fn first_word<H>(
     here: &Receiver<()>,

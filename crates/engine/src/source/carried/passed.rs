@@ -2,7 +2,7 @@
 //!
 //! It can't once the destination's QEMU has loaded it (SHUT), nor once the migration has
 //! turned to post-copy: then the VM runs there while part of its memory is still here, and
-//! stops if the connection breaks. The first command of post-copy tells that in time. Where
+//! stops if the connection breaks. The first command of post-copy shows that in time. Where
 //! the stream can't be parsed that far, the destination's first request for a page does. A
 //! post-copy that is resumed is one from its first byte on.
 //!
@@ -208,7 +208,7 @@ impl Answers {
         }
     }
 
-    /// Whether they say, or end by saying, that the VM is loaded.
+    /// Whether they report that the VM is loaded, also as their last bytes.
     fn is_loaded(&self) -> bool {
         match self {
             Self::All(messages) => messages.shut() == Some(0),

@@ -175,7 +175,7 @@ impl State {
         }
     }
 
-    /// A section that arrives late, on another channel, tells nothing new.
+    /// A section that arrives late, on another channel, shows nothing new.
     fn section(&mut self, epoch: u32, places: impl Iterator<Item = RamPosition>) {
         if epoch < self.epoch {
             return;

@@ -11,7 +11,7 @@ use policy::switchover::path_bytes;
 
 /// Bytes of the smallest pieces.
 pub(super) const LEAST_BYTES: usize = 64 << 10;
-/// Pieces in flight at most: the destination has room for 16, and tells of more in fours.
+/// Pieces in flight at most: the destination has room for 16, and reports more in fours.
 const IN_FLIGHT_MAX: usize = 12;
 /// Buffers in addition to those in flight: one that is being filled, and one that waits for a lane.
 const BESIDE: usize = 2;

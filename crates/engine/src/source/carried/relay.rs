@@ -39,7 +39,7 @@ const LANES_EVERY: Duration = Duration::from_secs(1);
 /// nothing.
 const UNREAD_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// Time for a migration that has lost one of its other connections until it is ended: at the end of
-/// one that succeeds, QEMU closes them before it says that the VM is loaded.
+/// one that succeeds, QEMU closes them before it reports that the VM is loaded.
 const LOST_MAX: Duration = Duration::from_secs(5);
 /// The beginning of a TLS handshake.
 const TLS_BEGINS: [u8; 2] = [0x16, 3];

@@ -23,7 +23,7 @@ const LATELY: Duration = Duration::from_secs(2);
 /// This many sweeps after the first pass with next to nothing show that the guest dirties
 /// little.
 const SWEEPS_LEAST: u64 = 2;
-/// A multiple of the downtime goal: longer passes don't tell what is dirty.
+/// A multiple of the downtime goal: longer passes don't show what is dirty.
 const PASS_LONG: u32 = 2;
 
 #[derive(Debug, Default)]

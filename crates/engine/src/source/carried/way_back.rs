@@ -36,7 +36,7 @@ pub(super) enum Passed {
     /// QEMU has received it except its first acknowledgement, so it does not stop the VM
     /// now.
     ButAcknowledgement,
-    /// QEMU has received it, and it tells that the destination has loaded the VM.
+    /// QEMU has received it, and it shows that the destination has loaded the VM.
     Loaded,
 }
 

@@ -67,7 +67,7 @@ impl Default for Passes {
 }
 
 impl Passes {
-    /// Sets whether epochs are RAM sections, as the stream's head tells.
+    /// Sets whether epochs are RAM sections, as the stream's head shows.
     pub(crate) fn announce(&self, sectioned: bool) {
         self.sectioned.store(sectioned, Relaxed);
     }

@@ -23,7 +23,7 @@ const WINDOWS: usize = 9;
 /// The path is full if the writer waits for at least this fraction of a window.
 const FULL: f64 = 0.5;
 /// For how long QEMU may go on with no more memory left than the downtime goal has room
-/// for, before the report says why.
+/// for, before the report gives the reason.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The note for a QEMU that does. Before 11.1 it reports how much memory is left, and not

@@ -56,7 +56,7 @@ impl<'m, P: Reversible<'m>> Undo for Journaled<P> {
 }
 
 impl<'m, P: Reversible<'m>> Journaled<P> {
-    /// Ends the migration and lets the VM go on here, unless it was given up.
+    /// Ends the migration and lets the VM go on here, unless it was released.
     fn take_back(&mut self, error: &MigrationError) -> Outcome {
         let reason = error.to_string();
         self.phase.let_go();

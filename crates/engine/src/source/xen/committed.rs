@@ -1,4 +1,4 @@
-//! A domain that was given up: waits until it runs at the destination, or stays after all.
+//! A domain that was released: waits until it runs at the destination, or stays after all.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
 //! Follows a domain's migration: its threads, the destination and the operator, until the domain
-//! was given up.
+//! was released.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ pub(super) enum Next {
 }
 
 impl Leading<'_> {
-    /// Follows the migration until the domain was given up, and then until it runs.
+    /// Follows the migration until the domain was released, and then until it runs.
     pub(super) fn follow(&mut self, streaming: &mut Streaming) -> Result<(), MigrationError> {
         let (mut pulse, mut look) = (Pulse::new(), Instant::now() + LOOK);
         while !self.driver.machine().is_committed() {

@@ -374,7 +374,7 @@ fn last_part(memory_bytes: u64) -> PageIndex {
     PageIndex(u32::try_from(pages - pages.div_ceil(LAST_PART)).unwrap_or(u32::MAX))
 }
 
-/// Whether xl's first pass, which has the pages in order, has come so far, or is over.
+/// Whether xl's first pass, which has the pages in order, has come so far, or has ended.
 fn reaches(batch: &Batch, from: PageIndex) -> bool {
     let body = batch.bodies().last().map(|body| body.page);
     let fill = batch.fills().last().map(|fill| PageIndex(fill.first.0 + (fill.count - 1)));

@@ -41,7 +41,7 @@ struct Thread {
 }
 
 impl Vcpus {
-    /// Measures a VM's vCPUs, or says why not.
+    /// Measures a VM's vCPUs, or reports why not.
     pub(crate) fn of(machine: &Machine) -> Result<Self, String> {
         let vcpus = machine.qmp.vcpus().map_err(|error| error.to_string())?;
         let mut ids: Vec<u32> = vcpus.iter().map(|vcpu| vcpu.thread).collect();
@@ -78,7 +78,7 @@ impl Vcpus {
     }
 
     /// CPU seconds per second that the busy vCPUs use together, if a sample is
-    /// due. `slow` tells that they have been throttled, `throttled` that they are now.
+    /// due. `slow` means that they have been throttled, `throttled` that they are now.
     pub(super) fn look(&mut self, slow: bool, throttled: bool) -> Option<f64> {
         let elapsed = self.looked.elapsed();
         if elapsed < EVERY {
