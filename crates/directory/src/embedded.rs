@@ -18,7 +18,7 @@ use crate::error::DirectoryError;
 use crate::host::HostName;
 use crate::protocol::RequestKind;
 use hosts::{HOSTS_MAX, Hosts, Mark};
-use table::{Found, Table, WAYS};
+use table::{ClaimResult, Table, WAYS};
 
 /// Many more than the querying cores, so that two seldom meet, and few enough for a batch of 128
 /// to have more than one name for each.
@@ -177,9 +177,9 @@ impl Directory for Embedded {
                 let name = |host| now.hosts.name(host).clone();
                 self.visit(names, |table, nth, content| {
                     match table.claim(content, by, until, &now) {
-                        Found::Nothing => {}
-                        Found::Held(host) => answers[nth] = Answer::Held(name(host)),
-                        Found::Claimed(host) => answers[nth] = Answer::Coming(name(host)),
+                        ClaimResult::Nothing => {}
+                        ClaimResult::Held(host) => answers[nth] = Answer::Held(name(host)),
+                        ClaimResult::Claimed(host) => answers[nth] = Answer::Coming(name(host)),
                     }
                 });
             }

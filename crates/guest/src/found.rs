@@ -28,14 +28,14 @@ pub(crate) struct Entry {
 
 /// Directories and files of one tree.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct FileTree {
     dirs: Vec<Dir>,
     dir_names: Vec<u8>,
     files: Vec<Entry>,
     file_names: Vec<u8>,
 }
 
-impl Found {
+impl FileTree {
     /// The tree's root, which has no name.
     pub(crate) const ROOT: DirId = DirId(u32::MAX);
 
@@ -132,10 +132,10 @@ mod tests {
 
     #[test]
     fn paths_are_assembled_and_the_biggest_files_come_first() {
-        let mut found = Found::default();
-        let usr = found.add_dir(Found::ROOT, b"usr").unwrap();
+        let mut found = FileTree::default();
+        let usr = found.add_dir(FileTree::ROOT, b"usr").unwrap();
         let bin = found.add_dir(usr, b"bin").unwrap();
-        assert!(found.add_file(Found::ROOT, b"small", 1));
+        assert!(found.add_file(FileTree::ROOT, b"small", 1));
         assert!(found.add_file(bin, b"ls", 30));
         assert!(found.add_file(usr, b"huge", 1 << 40));
         let mut path = Vec::new();
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(paths, ["usr/huge", "usr/bin/ls", "small"]);
         found.dir_path(bin, &mut path);
         assert_eq!(path, b"usr/bin");
-        found.dir_path(Found::ROOT, &mut path);
+        found.dir_path(FileTree::ROOT, &mut path);
         assert_eq!(path, b".");
         assert!(found.dirs_bytes() > 0 && found.files_bytes() > 0);
         found.give_back(files);

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, openat};
 use rustix::mount::{OpenTreeFlags, open_tree};
 
 use crate::file::{self, Effort};
-use crate::found::{DirId, Entry, Found};
+use crate::found::{DirId, Entry, FileTree};
 
 /// Room for one directory's entries.
 const ENTRIES_BYTES: usize = 32 << 10;
@@ -64,7 +64,7 @@ pub(crate) struct Walk {
     todo: Vec<DirId>,
     /// A directory with more entries than fit into one read.
     listing: Option<(DirId, OwnedFd)>,
-    found: Found,
+    found: FileTree,
     /// Inodes with more than one name, with their devices: btrfs has several.
     seen: HashSet<(u64, u64)>,
     /// Entries that could not be examined.
@@ -79,9 +79,9 @@ impl Walk {
     pub(crate) fn new(effort: Effort) -> Self {
         Self {
             effort,
-            todo: vec![Found::ROOT],
+            todo: vec![FileTree::ROOT],
             listing: None,
-            found: Found::default(),
+            found: FileTree::default(),
             seen: HashSet::new(),
             unreadable: 0,
             looked_up: 0,

@@ -10,7 +10,7 @@ use stream::multifd::{HEAD_BYTES, INIT_BYTES, Init, Packet, Pages};
 use crate::error::TapError;
 use crate::filling::Filling;
 use crate::shared::{Rounds, Shared};
-use crate::socket::{Found, read_all, read_some, read_soon};
+use crate::socket::{SocketRead, read_all, read_some, read_soon};
 
 /// Bodies read at a time: 64 KiB, which are still in the processor's cache when they are
 /// examined.
@@ -67,15 +67,15 @@ fn read_head(
         read_all(socket, &mut head[now.len()..], "a multifd packet's head")?;
         return Ok(true);
     }
-    let soon = if filling.is_empty() { Found::Nothing } else { read_soon(socket, head)? };
+    let soon = if filling.is_empty() { SocketRead::Nothing } else { read_soon(socket, head)? };
     let found = match soon {
-        Found::Nothing => {
+        SocketRead::Nothing => {
             filling.hand_on()?;
             read_some(socket, head)?
         }
         found => found,
     };
-    let Found::Bytes(count) = found else { return Ok(false) };
+    let SocketRead::Bytes(count) = found else { return Ok(false) };
     read_all(socket, &mut head[count..], "a multifd packet's head")?;
     Ok(true)
 }

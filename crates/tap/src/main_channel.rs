@@ -13,7 +13,7 @@ use stream::{Progress, RECORD_BYTES_MAX, Sink, Splitter, Step, StreamKind};
 use crate::error::TapError;
 use crate::filling::Filling;
 use crate::shared::{Channels, Shared};
-use crate::socket::{Found, read_some, read_soon, wait};
+use crate::socket::{SocketRead, read_some, read_soon, wait};
 
 /// Bytes read for one batch: its bodies with their records, and one block name. The
 /// batch is full once they are parsed, so little is left to carry over.
@@ -139,13 +139,13 @@ impl Reader<'_> {
                 }
                 let room = &mut batch.buffer_mut()[filled..BATCH_READ_BYTES];
                 match read_soon(self.socket, room)? {
-                    Found::Bytes(count) => {
+                    SocketRead::Bytes(count) => {
                         self.shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
                         filled += count;
                         continue;
                     }
-                    Found::Nothing => idle = true,
-                    Found::End => ended = true,
+                    SocketRead::Nothing => idle = true,
+                    SocketRead::End => ended = true,
                 }
                 break progress.step;
             };
@@ -233,16 +233,19 @@ impl Reader<'_> {
             buffer.copy_within(start..filled, 0);
             (start, filled) = (0, filled - start);
             let room = &mut buffer[filled..];
-            let soon =
-                if filling.is_empty() { Found::Nothing } else { read_soon(self.socket, room)? };
+            let soon = if filling.is_empty() {
+                SocketRead::Nothing
+            } else {
+                read_soon(self.socket, room)?
+            };
             let found = match soon {
-                Found::Nothing => {
+                SocketRead::Nothing => {
                     filling.hand_on()?;
                     read_some(self.socket, room)?
                 }
                 found => found,
             };
-            let Found::Bytes(count) = found else {
+            let SocketRead::Bytes(count) = found else {
                 filling.hand_on()?;
                 splitter.finish()?;
                 return Ok(None);
@@ -300,7 +303,7 @@ impl Reader<'_> {
         };
         pass(before)?;
         let mut buffer = Buffer::new(READ_BYTES);
-        while let Found::Bytes(count) = read_some(self.socket, &mut buffer)? {
+        while let SocketRead::Bytes(count) = read_some(self.socket, &mut buffer)? {
             self.shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
             pass(&buffer[..count])?;
         }

@@ -18,7 +18,7 @@ const LINGER: Duration = Duration::from_millis(1);
 
 /// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum SocketRead {
     /// This many bytes, at least one.
     Bytes(usize),
     /// Nothing now: reading again would wait.
@@ -28,20 +28,20 @@ pub(crate) enum Found {
 }
 
 /// Reads available bytes without waiting.
-fn read_ready(socket: &UnixStream, buffer: &mut [u8]) -> Result<Found, TapError> {
+fn read_ready(socket: &UnixStream, buffer: &mut [u8]) -> Result<SocketRead, TapError> {
     match recv(socket, buffer, RecvFlags::DONTWAIT) {
         // A reset ends QEMU's stream; the parser notices missing bytes.
-        Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => Ok(Found::End),
-        Ok((count, _)) => Ok(Found::Bytes(count)),
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(Found::Nothing),
+        Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => Ok(SocketRead::End),
+        Ok((count, _)) => Ok(SocketRead::Bytes(count)),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(SocketRead::Nothing),
         Err(error) => Err(reading(error.into())),
     }
 }
 
 /// Reads bytes that are available within [`LINGER`].
-pub(crate) fn read_soon(socket: &UnixStream, buffer: &mut [u8]) -> Result<Found, TapError> {
+pub(crate) fn read_soon(socket: &UnixStream, buffer: &mut [u8]) -> Result<SocketRead, TapError> {
     match read_ready(socket, buffer)? {
-        Found::Nothing if wait(socket, Some(LINGER))? => read_ready(socket, buffer),
+        SocketRead::Nothing if wait(socket, Some(LINGER))? => read_ready(socket, buffer),
         found => Ok(found),
     }
 }
@@ -60,13 +60,16 @@ pub(crate) fn wait(socket: &UnixStream, limit: Option<Duration>) -> Result<bool,
 }
 
 /// Reads available bytes, and waits if there are none.
-pub(crate) fn read_some(mut socket: &UnixStream, buffer: &mut [u8]) -> Result<Found, TapError> {
+pub(crate) fn read_some(
+    mut socket: &UnixStream,
+    buffer: &mut [u8],
+) -> Result<SocketRead, TapError> {
     loop {
         return match socket.read(buffer) {
-            Ok(0) => Ok(Found::End),
-            Ok(count) => Ok(Found::Bytes(count)),
+            Ok(0) => Ok(SocketRead::End),
+            Ok(count) => Ok(SocketRead::Bytes(count)),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(Found::End),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(SocketRead::End),
             Err(error) => Err(reading(error)),
         };
     }
@@ -75,7 +78,7 @@ pub(crate) fn read_some(mut socket: &UnixStream, buffer: &mut [u8]) -> Result<Fo
 /// Reads to the end and discards the bytes.
 pub(crate) fn discard(socket: &UnixStream) {
     let mut buffer = vec![0; 64 << 10];
-    while let Ok(Found::Bytes(_)) = read_some(socket, &mut buffer) {}
+    while let Ok(SocketRead::Bytes(_)) = read_some(socket, &mut buffer) {}
 }
 
 /// Closes a connection in both directions at once, even if other processes hold it open.

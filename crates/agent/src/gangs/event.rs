@@ -2,14 +2,14 @@
 
 use api::Progress;
 
-use super::flight::End;
+use super::flight::MoveEnd;
 
 /// A message to the leading thread.
 pub(super) enum Event {
     /// The progress of a VM's migration.
     Progress(usize, Box<Progress>),
     /// The end of a VM's move; none: it was left alone.
-    Ended(usize, Option<End>),
+    Ended(usize, Option<MoveEnd>),
     /// The operator cancels the gang.
     Cancel,
     /// This agent ends.

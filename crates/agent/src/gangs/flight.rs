@@ -44,7 +44,7 @@ pub(super) enum Recall {
 }
 
 /// How a move ended.
-pub(super) struct End {
+pub(super) struct MoveEnd {
     pub(super) state: MoveState,
     pub(super) reason: Option<String>,
     pub(super) in_doubt: bool,
@@ -53,7 +53,7 @@ pub(super) struct End {
     pub(super) is_silent: bool,
 }
 
-impl End {
+impl MoveEnd {
     fn of(state: MoveState) -> Self {
         Self { state, reason: None, in_doubt: false, figures: None, is_silent: false }
     }
@@ -74,7 +74,7 @@ enum Started<S> {
     /// The answer is lost: the migration may have started, or may still begin.
     Unanswered,
     /// It has not started; none if it was left alone.
-    Over(Option<End>),
+    Over(Option<MoveEnd>),
 }
 
 /// One move.
@@ -93,7 +93,7 @@ pub(super) struct Flight<A = Agents> {
 
 impl<A: Reach> Flight<A> {
     /// Leads the move to its end; none if it was left alone.
-    pub(super) fn fly(self, mut show: impl FnMut(Progress)) -> Option<End> {
+    pub(super) fn fly(self, mut show: impl FnMut(Progress)) -> Option<MoveEnd> {
         let mut session = None;
         // Since when the order to start is without an answer.
         let mut unanswered: Option<Instant> = None;
@@ -176,7 +176,7 @@ impl<A: Reach> Flight<A> {
             match self.order_start(&mut session) {
                 Ok(Answer::Started) => return Started::Running(session),
                 Ok(Answer::Refused { is_stopping: true, .. }) if self.has_patience(since) => {}
-                Ok(answer) => return Started::Over(Some(End::failed(unexpected(answer)))),
+                Ok(answer) => return Started::Over(Some(MoveEnd::failed(unexpected(answer)))),
                 Err(why) => {
                     tracing::debug!(vm = self.request.vm, why, "the answer to an order is lost");
                     return Started::Unanswered;
@@ -206,7 +206,7 @@ impl<A: Reach> Flight<A> {
     /// [`Started::Over`].
     ///
     /// Nothing has started, so there is time for an agent that is busy or starts anew.
-    fn reach(&self, since: Instant) -> Result<A::Session, Option<End>> {
+    fn reach(&self, since: Instant) -> Result<A::Session, Option<MoveEnd>> {
         let mut is_silent = true;
         loop {
             let Unreached { why, cause } = match self.agents.open(&self.from) {
@@ -219,7 +219,7 @@ impl<A: Reach> Flight<A> {
                 let why = format!(
                     "the agent of {from} can't be reached: {why}. The migration has not started"
                 );
-                return Err(Some(End { is_silent, ..End::failed(why) }));
+                return Err(Some(MoveEnd { is_silent, ..MoveEnd::failed(why) }));
             }
             self.wait_to_begin()?;
         }
@@ -230,11 +230,11 @@ impl<A: Reach> Flight<A> {
     }
 
     /// Waits before the next attempt to begin; the error is as in [`Started::Over`].
-    fn wait_to_begin(&self) -> Result<(), Option<End>> {
+    fn wait_to_begin(&self) -> Result<(), Option<MoveEnd>> {
         let mut cancel = false;
         match self.pause(self.patience.retry, &mut cancel) {
             true => Err(None),
-            false if cancel => Err(Some(End::of(MoveState::Cancelled))),
+            false if cancel => Err(Some(MoveEnd::of(MoveState::Cancelled))),
             false => Ok(()),
         }
     }
@@ -279,7 +279,7 @@ impl<A: Reach> Flight<A> {
     ///
     /// The source agent doesn't know the migration. If it was started, the agent was restarted, and
     /// the journals of both sides decide the VM's fate.
-    fn look_for_it(&self, was_started: bool) -> End {
+    fn look_for_it(&self, was_started: bool) -> MoveEnd {
         let Self { from, to, migration, .. } = self;
         let vm = &self.request.vm;
         let what = if was_started { "was restarted" } else { "has not received the order" };
@@ -289,23 +289,23 @@ impl<A: Reach> Flight<A> {
         };
         let has_come = |one: &Counted| matches!(one.status, VmStatus::Running | VmStatus::Paused);
         match (at(from), at(to)) {
-            (Ok(None), Ok(Some(there))) if has_come(&there) => End::of(MoveState::Done),
+            (Ok(None), Ok(Some(there))) if has_come(&there) => MoveEnd::of(MoveState::Done),
             (Ok(Some(here)), _) if here.migration.as_ref() == Some(migration) => {
-                End::unknown(format!(
+                MoveEnd::unknown(format!(
                     "the agent of {from} has not reported the start. Migration {migration} may \
                      continue: `droveway list` there shows where the VM is"
                 ))
             }
-            (Ok(Some(here)), _) if here.status == VmStatus::Dead => End::failed(format!(
+            (Ok(Some(here)), _) if here.status == VmStatus::Dead => MoveEnd::failed(format!(
                 "the agent of {from} {what}, and {vm} is dead there: `droveway show {vm}` on \
                  {from} shows why"
             )),
             (Ok(Some(here)), _)
                 if !matches!(here.status, VmStatus::InDoubt | VmStatus::Unreadable) =>
             {
-                End::failed(format!("the agent of {from} {what}. {vm} continues at {from}"))
+                MoveEnd::failed(format!("the agent of {from} {what}. {vm} continues at {from}"))
             }
-            _ => End::unknown(format!(
+            _ => MoveEnd::unknown(format!(
                 "the agent of {from} {what}, and it is not settled where {vm} is: see `droveway \
                  list` on {from} and {to}"
             )),
@@ -313,17 +313,17 @@ impl<A: Reach> Flight<A> {
     }
 
     /// The agent answers, and does not report how the migration goes.
-    fn untold(&self, why: &str) -> End {
+    fn untold(&self, why: &str) -> MoveEnd {
         let Self { from, migration, .. } = self;
-        End::unknown(format!(
+        MoveEnd::unknown(format!(
             "the agent of {from} does not report progress: {why}. Migration {migration} may \
              continue: `droveway list` there shows where the VM is"
         ))
     }
 
-    fn given_up(&self, why: &str) -> End {
+    fn given_up(&self, why: &str) -> MoveEnd {
         let Self { from, migration, .. } = self;
-        End::unknown(format!(
+        MoveEnd::unknown(format!(
             "the agent of {from} has not answered for {} s: {why}. Migration {migration} may \
              continue: `droveway list` there shows where the VM is",
             self.patience.silence_max.as_secs()
@@ -358,12 +358,12 @@ fn for_the_first_release(mut request: MigrateRequest) -> MigrateRequest {
     request
 }
 
-fn ended(outcome: &Outcome, in_doubt: bool, figures: Option<Figures>) -> End {
+fn ended(outcome: &Outcome, in_doubt: bool, figures: Option<Figures>) -> MoveEnd {
     let reason = match outcome {
         Outcome::Failed(why) => Some(why.clone()),
         Outcome::Done | Outcome::Cancelled => None,
     };
-    End { reason, in_doubt, figures, ..End::of(MoveState::from(outcome)) }
+    MoveEnd { reason, in_doubt, figures, ..MoveEnd::of(MoveState::from(outcome)) }
 }
 
 #[cfg(test)]

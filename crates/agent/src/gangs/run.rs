@@ -17,7 +17,7 @@ use super::cluster::Agents;
 use super::course::GangCourse;
 use super::evacuations::Evacuating;
 use super::event::Event;
-use super::flight::{End, Flight, Patience, Recall};
+use super::flight::{Flight, MoveEnd, Patience, Recall};
 use super::gang::{Gang, fail_waiting};
 use super::limit_order::{Answered, LimitAnswer, LimitOrder};
 use super::limits;
@@ -286,7 +286,7 @@ impl Run {
             let end = catch_unwind(AssertUnwindSafe(|| flight.fly(show))).unwrap_or_else(|_| {
                 let why = "a fault in the coordinating agent; see its log".to_owned();
                 // Its migration may continue.
-                Some(End::unknown(why))
+                Some(MoveEnd::unknown(why))
             });
             gang.send(Event::Ended(number, end));
         });
@@ -297,7 +297,7 @@ impl Run {
             }
             Err(error) => {
                 let why = format!("cannot start a thread for it: {error}");
-                let end = if is_started { End::unknown(why) } else { End::failed(why) };
+                let end = if is_started { MoveEnd::unknown(why) } else { MoveEnd::failed(why) };
                 self.end(number, Some(end));
             }
         }
@@ -315,7 +315,7 @@ impl Run {
         self.gang.show(number, progress);
     }
 
-    fn end(&mut self, number: usize, end: Option<End>) {
+    fn end(&mut self, number: usize, end: Option<MoveEnd>) {
         if let Some(flight) = self.flights.remove(&number) {
             // The thread has sent its last message, and a panic in it was caught.
             let _ = flight.thread.join();

@@ -36,7 +36,7 @@ const EMPTY: Bucket = [Entry::VACANT; WAYS];
 
 /// What a claim finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum ClaimResult {
     /// Nothing, and the content is claimed now.
     Nothing,
     /// That host has it.
@@ -64,18 +64,18 @@ impl Entry {
 
     /// The answer for the host with the mark `by`. Queries are spread over two holders by host
     /// and name.
-    fn tell(&self, by: Mark, now: &Now<'_>) -> Found {
+    fn tell(&self, by: Mark, now: &Now<'_>) -> ClaimResult {
         if !self.counts(now) || self.is_claim() && self.first.host == by.host {
-            return Found::Nothing;
+            return ClaimResult::Nothing;
         }
         if self.is_claim() {
-            return Found::Claimed(self.first.host);
+            return ClaimResult::Claimed(self.first.host);
         }
         let [first, second] = [self.first, self.second].map(|mark| now.counts(mark));
         let is_odd = (u16::from(self.name.0[19]) ^ by.host) & 1 == 1;
         let prefers_second = self.second.host == by.host || is_odd && self.first.host != by.host;
         let chosen = if second && (prefers_second || !first) { self.second } else { self.first };
-        Found::Held(chosen.host)
+        ClaimResult::Held(chosen.host)
     }
 
     /// A holder other than `by`.
@@ -115,14 +115,20 @@ impl Table {
         self.buckets.len() * size_of::<Bucket>()
     }
 
-    pub(super) fn claim(&mut self, name: &Name, by: Mark, until: u32, now: &Now<'_>) -> Found {
+    pub(super) fn claim(
+        &mut self,
+        name: &Name,
+        by: Mark,
+        until: u32,
+        now: &Now<'_>,
+    ) -> ClaimResult {
         let claim = Entry { name: *name, first: by, second: Mark::CLAIM, until };
         let Some(entry) = self.find(name) else {
             self.note(claim, now);
-            return Found::Nothing;
+            return ClaimResult::Nothing;
         };
         let found = entry.tell(by, now);
-        if found == Found::Nothing {
+        if found == ClaimResult::Nothing {
             *entry = claim;
         }
         found

@@ -46,13 +46,13 @@ impl Held {
 }
 
 /// A VM that was found.
-pub(super) struct Found {
+pub(super) struct FoundVm {
     pub(super) vm: Vm,
     pub(super) held: bool,
 }
 
 /// Every VM of the state directory.
-pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
+pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<FoundVm>> {
     let mut dirs = Vec::new();
     for entry in fs::read_dir(state.vms())? {
         let entry = entry?;
@@ -72,7 +72,7 @@ pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
     Ok(found.into_iter().flatten().collect())
 }
 
-fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
+fn one(name: &str, dir: PathBuf, held: &Held) -> Option<FoundVm> {
     let next = next::look(name, &dir, held);
     let found = by_record(name, dir, held, next.is_held)?;
     // The agent may have ended just after an upgrade. A QEMU that was left may have the VM: nothing
@@ -88,7 +88,7 @@ fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
 }
 
 /// With `is_next_held`, a journal decides about its next QEMU.
-fn by_record(name: &str, dir: PathBuf, held: &Held, is_next_held: bool) -> Option<Found> {
+fn by_record(name: &str, dir: PathBuf, held: &Held, is_next_held: bool) -> Option<FoundVm> {
     let record = match Record::read(&dir) {
         Ok(record) => record,
         Err(RecordError::Missing(_)) if record::is_blank(&dir) && !held.names(name) => {
@@ -98,7 +98,7 @@ fn by_record(name: &str, dir: PathBuf, held: &Held, is_next_held: bool) -> Optio
         // Its switchover continues by its journal, if it has one.
         Err(error) => {
             let found = left_alone(name, dir, None, &error.to_string());
-            return Some(Found { held: held.names(name), ..found });
+            return Some(FoundVm { held: held.names(name), ..found });
         }
     };
     let Some(recorded) = &record.machine else { return unfinished(name, dir, record) };
@@ -111,7 +111,7 @@ fn by_record(name: &str, dir: PathBuf, held: &Held, is_next_held: bool) -> Optio
                 Vm::lost(name, dir, record, why)
             }
         };
-        return Some(Found { vm, held: true });
+        return Some(FoundVm { vm, held: true });
     }
     match (reopened, record.standing) {
         (Ok(machine), Standing::Arriving) => arrived(name, dir, machine, record),
@@ -129,7 +129,7 @@ fn by_record(name: &str, dir: PathBuf, held: &Held, is_next_held: bool) -> Optio
 /// Ends a QEMU whose start the agent did not finish.
 ///
 /// The caller that requested it got an error, so it is not needed.
-fn unfinished(name: &str, dir: PathBuf, record: Record) -> Option<Found> {
+fn unfinished(name: &str, dir: PathBuf, record: Record) -> Option<FoundVm> {
     let why = match unrecorded(&dir) {
         Ok(machine) => machine.quit().err().map(|error| error.to_string()),
         Err(StartError::Qmp(QmpError::Connect { source, .. })) if nobody_listens(&source) => None,
@@ -154,7 +154,7 @@ pub(super) fn nobody_listens(error: &io::Error) -> bool {
 }
 
 /// Handles a VM that its record says was arriving, without a journal of the outcome.
-fn arrived(name: &str, dir: PathBuf, machine: Machine, record: Record) -> Option<Found> {
+fn arrived(name: &str, dir: PathBuf, machine: Machine, record: Record) -> Option<FoundVm> {
     let why = match machine.qmp.run_state() {
         // The source gives a VM up once it is loaded, and this one never was.
         Ok(RunState::InMigrate) => match machine.quit() {
@@ -183,7 +183,7 @@ fn known(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Vm {
     Vm::new(name, dir, machine, ram_bytes).within(&record.share_domain)
 }
 
-fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Found {
+fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> FoundVm {
     let vm = known(name, dir, machine, record);
     tracing::info!(vm = name, "found again");
     if let Some(machine) = vm.machine() {
@@ -192,14 +192,14 @@ fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Found {
     if record.standing != Standing::Here && vm.save_here().is_err() {
         tracing::warn!(vm = name, "its record can't be written");
     }
-    Found { vm, held: false }
+    FoundVm { vm, held: false }
 }
 
 /// A VM whose QEMU has ended.
 ///
 /// Images that were made for its arrival stay: it may have run here, and they may be its only
 /// disks.
-fn dead(name: &str, dir: PathBuf, record: Record, gone: &ProcessError) -> Found {
+fn dead(name: &str, dir: PathBuf, record: Record, gone: &ProcessError) -> FoundVm {
     let why = match record.standing {
         Standing::Arriving => format!(
             "{gone}; {name} was arriving when its record was written, and it is not known here \
@@ -209,13 +209,13 @@ fn dead(name: &str, dir: PathBuf, record: Record, gone: &ProcessError) -> Found 
     };
     let why = with_log(&why, &record.home(&dir).join("qemu.log"));
     tracing::info!(vm = name, why, "not found again");
-    Found { vm: Vm::lost(name, dir, record, why), held: false }
+    FoundVm { vm: Vm::lost(name, dir, record, why), held: false }
 }
 
-fn left_alone(name: &str, dir: PathBuf, record: Option<Record>, why: &str) -> Found {
+fn left_alone(name: &str, dir: PathBuf, record: Option<Record>, why: &str) -> FoundVm {
     let advice = format!("{why}.\n{}", advice(name, &dir));
     tracing::error!(vm = name, why, "not touching a VM until the operator decides");
-    Found { vm: Vm::unreadable(name, dir, record, advice), held: false }
+    FoundVm { vm: Vm::unreadable(name, dir, record, advice), held: false }
 }
 
 fn advice(name: &str, dir: &Path) -> String {

@@ -37,7 +37,7 @@ impl Stretch {
 
 /// A page that a disk should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct PageOnDisk {
     pub(crate) place: DiskLocation,
     /// The part that has it.
     part: usize,
@@ -216,11 +216,11 @@ impl<'c> Places<'c> {
         block.map_or(&[], |(_, stretches)| stretches)
     }
 
-    pub(crate) fn find(&mut self, page: PageIndex) -> Option<Found> {
+    pub(crate) fn find(&mut self, page: PageIndex) -> Option<PageOnDisk> {
         // The first part that has the page counts.
         let here = self.stretches(0).get(self.at).filter(|_| self.part == 0);
         if let Some((place, at)) = here.and_then(|stretch| stretch.find(page)) {
-            return Some(Found { place, part: self.part, at });
+            return Some(PageOnDisk { place, part: self.part, at });
         }
         (0..self.parts.len()).find_map(|part| {
             let stretches = self.stretches(part);
@@ -228,27 +228,27 @@ impl<'c> Places<'c> {
             let before = after.checked_sub(1)?;
             let (place, at) = stretches.get(before)?.find(page)?;
             (self.part, self.at) = (part, before);
-            Some(Found { place, part, at })
+            Some(PageOnDisk { place, part, at })
         })
     }
 
-    fn slot(&self, found: Found) -> Option<&OnceLock<Option<Name>>> {
+    fn slot(&self, found: PageOnDisk) -> Option<&OnceLock<Option<Name>>> {
         self.parts.get(found.part)?.told.get(found.at)
     }
 
     /// QEMU hands the page over. Returns the name that was announced before; if there is none, it
     /// won't be announced any more.
-    pub(crate) fn handed_over(&self, found: Found) -> Option<Name> {
+    pub(crate) fn handed_over(&self, found: PageOnDisk) -> Option<Name> {
         *self.slot(found)?.get_or_init(|| None)
     }
 
     /// The name announced of a page that was handed over.
-    pub(crate) fn told(&self, found: Found) -> Option<Name> {
+    pub(crate) fn told(&self, found: PageOnDisk) -> Option<Name> {
         *self.slot(found)?.get()?
     }
 
     /// Notes that the page is about to be announced. False if QEMU handed it over first.
-    pub(crate) fn tell(&self, page: PageIndex, found: Found, name: Name) -> bool {
+    pub(crate) fn tell(&self, page: PageIndex, found: PageOnDisk, name: Name) -> bool {
         !self.bits.is_handed(page)
             && self.slot(found).is_some_and(|told| told.set(Some(name)).is_ok())
     }

@@ -23,7 +23,7 @@ use xen::handshake::Answer;
 use super::audit::Auditing;
 use super::connect::{Connected, SILENCE, hex};
 use super::end::{End, ended};
-use super::sharing::{Agreed, Found};
+use super::sharing::{Agreed, ContentSources};
 use crate::caught::caught;
 use crate::destination::by_name::ByName;
 use crate::destination::connections::ConnectionSlot;
@@ -202,7 +202,7 @@ impl Connected<'_> {
         blocks.push(order.domain.clone(), u64::from(order.pages_max) * PAGE_BYTES as u64, None);
         let (threads, memory) = (self.lanes.threads(), &self.shared.local.resources.named);
         let placer = Arc::clone(&writer) as Arc<dyn PagePlacer>;
-        let admitted = Found::of(shares, None).admit(placer, blocks, threads, memory);
+        let admitted = ContentSources::of(shares, None).admit(placer, blocks, threads, memory);
         let admitted = admitted.map_err(End::failed)?;
         let start = |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);
         let by_name = admitted.map(start).transpose().map_err(End::failed)?;

@@ -17,7 +17,7 @@ use super::audit::Auditing;
 use super::connect::{Connected, SILENCE, hex};
 use super::effects::Keeper;
 use super::end::End;
-use super::sharing::{Found, PagesOrder, PagesReport};
+use super::sharing::{ContentSources, PagesOrder, PagesReport};
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::nic_use::NicReports;
 use crate::resources::Pools;
@@ -27,7 +27,7 @@ pub(super) struct Prepared<'a, 's> {
     pub(super) connected: &'a Connected<'s>,
     pub(super) machine: &'a Machine,
     /// How pages that are sent by name are found.
-    pub(super) found: Found,
+    pub(super) found: ContentSources,
     pub(super) nic_reports: NicReports,
     /// None: no disks move.
     pub(super) disks: Option<Arc<ArrivingDisks>>,

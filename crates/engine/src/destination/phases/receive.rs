@@ -13,7 +13,7 @@ use super::audit::Auditing;
 use super::connect::Connected;
 use super::end::{End, ended};
 use super::prepare::Prepared;
-use super::sharing::Found;
+use super::sharing::ContentSources;
 use crate::destination::by_name::ByName;
 use crate::destination::lanes::Memory;
 use crate::link::Received;
@@ -164,7 +164,7 @@ impl Connected<'_> {
         &self,
         reach: &Reach<'_>,
         blocks: Vec<Announced>,
-        found: Found,
+        found: ContentSources,
     ) -> Result<Opened, End> {
         let Reach { ram, feeder, audit } = *reach;
         let mut plans = Vec::with_capacity(blocks.len());

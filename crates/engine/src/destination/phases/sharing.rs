@@ -29,14 +29,14 @@ pub(super) struct Shares {
 
 /// How pages that are sent by name are found.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct ContentSources {
     /// None if content is shared in neither direction.
     pub(super) shares: Option<Shares>,
     /// The VM's disks that are read, and the secret that keys their names if nothing is shared.
     disks: Option<(Disks, String)>,
 }
 
-impl Found {
+impl ContentSources {
     /// From shared content, and from disks with the secret that keys their names if nothing is
     /// shared.
     pub(super) fn of(shares: Option<Shares>, disks: Option<(Disks, String)>) -> Self {
@@ -107,7 +107,7 @@ pub(super) struct PagesOrder {
 /// How pages are found, and what is reported to the source.
 #[derive(Default)]
 pub(super) struct PagesReport {
-    pub(super) found: Found,
+    pub(super) found: ContentSources,
     /// Whether content is shared.
     pub(super) sharing: bool,
     /// Why it is not shared, or not as far as ordered.
@@ -154,7 +154,7 @@ impl Connected<'_> {
     ) -> PagesReport {
         let sharing = shares.is_some();
         let Some(wanted) = from_disks else {
-            let found = Found::of(shares, None);
+            let found = ContentSources::of(shares, None);
             return PagesReport { found, sharing, note, ..PagesReport::default() };
         };
         let disks = guest_disks::disks(&machine.qmp, &machine.cwd);
@@ -165,7 +165,7 @@ impl Connected<'_> {
         let (disks, storage_notes) =
             storage::open(waiting, &wanted, &self.shared.local, self.lanes.threads());
         let storage = disks.opened.iter().map(Option::is_some).collect();
-        let found = Found::of(shares, Some((disks, wanted.secret)));
+        let found = ContentSources::of(shares, Some((disks, wanted.secret)));
         PagesReport { found, sharing, note, storage, storage_notes }
     }
 }
@@ -193,7 +193,7 @@ mod tests {
         let one = Opened { source: Box::new(source), cached: false };
         for (opened, reads) in [(vec![None, None], false), (vec![None, Some(one)], true)] {
             let disks = Disks { opened, settings: Settings::default() };
-            let found = Found::of(None, Some((disks, "secret".to_owned())));
+            let found = ContentSources::of(None, Some((disks, "secret".to_owned())));
             assert_eq!(found.disks.is_some(), reads);
         }
     }

@@ -32,7 +32,7 @@ fn pages_are_found_in_any_order() {
         (20, Some((0, 8, 0, 2000))),
     ] {
         let found = places.find(PageIndex(page));
-        let expected = expected.map(|(disk, sector, part, at)| Found {
+        let expected = expected.map(|(disk, sector, part, at)| PageOnDisk {
             place: DiskLocation { disk, sector },
             part,
             at,

@@ -12,7 +12,7 @@ use super::{Carried, Incoming};
 use crate::destination::nic_use::NicReports;
 use crate::destination::phases::end::End;
 use crate::destination::phases::receive::{Opened, Reach};
-use crate::destination::phases::sharing::Found;
+use crate::destination::phases::sharing::ContentSources;
 use crate::resources::Pools;
 use crate::tail::Tail;
 
@@ -68,7 +68,7 @@ impl Carried<'_> {
         }
         let nic_reports = NicReports::start(&connected.lanes, &connected.link);
         let reach = Reach { ram: &ram.reached, feeder: &feeder, audit: self.audit };
-        let found = Found::of(self.shares.clone(), self.disks.take());
+        let found = ContentSources::of(self.shares.clone(), self.disks.take());
         let opened = connected.open_lanes(&reach, blocks, found)?;
         let _nic_reports = nic_reports.map_err(End::failed)?;
         let after_ram = AfterRam::Kept(Tail::new(&local.resources.coming_tails));
