@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_ask_is_none() {
+    fn a_changed_query_is_none() {
         let bytes = query(1).to_bytes();
         assert_eq!(Query::parse(&bytes), Some(query(1)));
         for at in 0..Query::BYTES {
@@ -163,7 +163,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn asks_are_found_among_garbage_in_any_pieces(
+        fn queries_are_found_among_garbage_in_any_pieces(
             before in prop::collection::vec(any::<u8>(), 0..200),
             cut in 0..Query::BYTES,
             sizes in prop::collection::vec(1..60_usize, 1..40),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ask_counts() {
+    fn the_last_query_counts() {
         let bytes = [query(1).to_bytes(), query(2).to_bytes()].concat();
         assert_eq!(QueryFinder::default().take(&bytes).map(|query| query.nonce), Some(2));
     }
