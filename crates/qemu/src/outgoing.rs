@@ -13,6 +13,7 @@ mod movable;
 mod progress;
 mod settings;
 mod shared_files;
+mod state_after;
 mod stream_kind;
 mod wanted;
 
@@ -33,6 +34,7 @@ use ending::CANCEL_WAIT;
 use progress::PROGRESS_WAIT;
 pub(crate) use settings::Settings;
 pub(crate) use shared_files::Ram;
+use state_after::state_after;
 use wanted::{BANDWIDTH_HELD_BACK, BANDWIDTH_MAX, DOWNTIME_HELD_MS, DOWNTIME_MAX_MS};
 
 pub use acknowledgement::Hold;
@@ -250,19 +252,21 @@ impl Outgoing {
     /// # Errors
     /// If it ended otherwise, or did not end within `timeout`.
     pub fn wait_completed(&self, timeout: Duration) -> Result<(), QmpError> {
+        let deadline = Instant::now() + timeout;
         match ending::wait_end(&self.qmp, &self.events, timeout)? {
             Status::Completed => {}
             status => return Err(self.ended(&status)),
         }
-        ending::check_given_up(&self.settled()?)
+        let left = deadline.saturating_duration_since(Instant::now());
+        ending::check_given_up(&self.settled(left)?)
     }
 
     /// Checks that QEMU has not been ordered to run the VM since it gave it up.
     ///
     /// # Errors
-    /// If it has, or doesn't answer.
-    pub fn check_completed(&self) -> Result<(), QmpError> {
-        ending::check_given_up(&self.qmp.run_state()?)
+    /// If it has, or doesn't answer within `timeout`.
+    pub fn check_completed(&self, timeout: Duration) -> Result<(), QmpError> {
+        ending::check_given_up(&self.qmp.run_state_within(timeout)?)
     }
 
     /// Whether QEMU has given up the VM by now. False as well if it doesn't answer.
@@ -270,7 +274,7 @@ impl Outgoing {
     pub fn has_completed(&self) -> bool {
         let progress = Progress::query(&self.qmp, PROGRESS_WAIT);
         let has_completed = progress.is_ok_and(|now| now.status == Status::Completed);
-        has_completed && self.check_completed().is_ok()
+        has_completed && self.check_completed(PROGRESS_WAIT).is_ok()
     }
 
     /// Ends the migration in any state, resumes the VM if it ran, restores the settings, and
@@ -289,7 +293,7 @@ impl Outgoing {
     pub fn back_out(&self, was_running: bool) -> Result<Status, QmpError> {
         let status = self.cancel()?;
         tracing::debug!(?status, "backed out");
-        if was_running && waits_for_cont(&self.settled()?, &status) {
+        if was_running && waits_for_cont(&self.settled(CANCEL_WAIT)?, &status) {
             self.qmp.cont()?;
             if status == Status::Completed {
                 // Switches may have learned that the VM left.
@@ -304,7 +308,7 @@ impl Outgoing {
     /// QEMU, such as 7.2, does so with a paused VM also if that was cancelled while it finished.
     #[must_use]
     pub fn has_given_up(&self) -> bool {
-        self.settled().is_ok_and(|state| state == RunState::PostMigrate)
+        self.settled(CANCEL_WAIT).is_ok_and(|state| state == RunState::PostMigrate)
     }
 
     /// Cancels the migration, if it has not ended, and returns how it ended: it may have
@@ -323,19 +327,8 @@ impl Outgoing {
         self.settings.lock().restore(&self.qmp);
     }
 
-    /// The VM's state after the end. QEMU first reports how the migration ended,
-    /// and sets the VM's state (`postmigrate`, or running again) a moment later,
-    /// without an event.
-    fn settled(&self) -> Result<RunState, QmpError> {
-        let deadline = Instant::now() + CANCEL_WAIT;
-        loop {
-            let state = self.qmp.run_state()?;
-            if state != RunState::FinishMigrate || Instant::now() >= deadline {
-                return Ok(state);
-            }
-            // The VM is stopped meanwhile: query again soon.
-            let _ = self.events.recv_timeout(Duration::from_millis(1));
-        }
+    fn settled(&self, timeout: Duration) -> Result<RunState, QmpError> {
+        state_after(&self.qmp, &self.events, timeout)
     }
 
     fn ended(&self, status: &Status) -> QmpError {

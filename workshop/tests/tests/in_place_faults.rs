@@ -6,7 +6,7 @@ use std::time::Duration;
 use api::{VmStatus, VmSummary};
 use end_to_end::addresses::{addresses, assert_addresses};
 use end_to_end::faults::{Traced, phase_within};
-use end_to_end::{Moving, OwnProgram, Side, World, bare, kill, reached, until};
+use end_to_end::{Frozen, Moving, OwnProgram, Side, World, bare, kill, reached, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
 
@@ -166,6 +166,20 @@ fn the_former_qemu_dies_when_the_vm_is_loaded() {
         } else {
             assert_has_it(&world, &guest, next, &said);
         }
+    }
+}
+
+/// It is not waited for beyond the blackout bound. The VM continues there as soon as it answers.
+#[test]
+fn the_former_qemu_hangs_when_the_vm_is_loaded() {
+    for options in RAMS {
+        let Halfway { world, guest, moving, slow, former, next } = Halfway::new(options, LOADED);
+        let frozen = Frozen::new(former);
+        let (has_moved, _, said) = moving.wait_any();
+        drop((frozen, slow));
+        until("it is settled", || phase_within(&world, Side::A) == "- / -");
+        // On a busy machine it had answered already.
+        assert_has_it(&world, &guest, if has_moved { next } else { former }, &said);
     }
 }
 

@@ -93,7 +93,15 @@ impl Qmp {
     /// # Errors
     /// If QEMU doesn't answer.
     pub fn run_state(&self) -> Result<RunState, QmpError> {
-        let answer = self.execute("query-status", json!({}))?;
+        self.run_state_within(TIMEOUT)
+    }
+
+    /// The same, with another limit for QEMU's answer.
+    ///
+    /// # Errors
+    /// If QEMU doesn't answer in time.
+    pub fn run_state_within(&self, timeout: Duration) -> Result<RunState, QmpError> {
+        let answer = self.execute_within("query-status", json!({}), timeout)?;
         let status = answer["status"].as_str().ok_or_else(|| odd("query-status", &answer))?;
         Ok(RunState::parse(status))
     }
@@ -289,6 +297,17 @@ mod tests {
         let sizes = qmp.unwrap().plugged_backends().unwrap();
         player.join().unwrap();
         sizes.into_iter().map(|backend| backend.bytes / MIB).collect()
+    }
+
+    /// A stopped VM waits for the answer.
+    #[test]
+    fn a_silent_qemu_is_waited_for_as_long_as_requested() {
+        let (_dir, qmp, player) = played(|_| Some(String::new()));
+        let (qmp, limit) = (qmp.unwrap(), Duration::from_millis(1));
+        let late = qmp.run_state_within(limit).unwrap_err();
+        assert!(matches!(late, QmpError::Timeout { waited, .. } if waited == limit), "{late}");
+        drop(qmp);
+        player.join().unwrap();
     }
 
     #[test]

@@ -15,6 +15,8 @@ use super::{Ended, Failed};
 use crate::error::MigrationError;
 use crate::link::Received;
 
+/// For QEMU's last answer, where the blackout bound leaves more, or there is none: the VM was paused.
+const RELEASED_MAX: Duration = Duration::from_secs(5);
 /// Time for the destination to write its journal and then report its costs.
 const NOTED_MAX: Duration = Duration::from_secs(5);
 
@@ -44,7 +46,7 @@ impl Journaled<Streaming<'_>> {
         if has_exited || !self.driver.machine().is_released() {
             return;
         }
-        match self.phase.outgoing.check_completed() {
+        match self.phase.outgoing.check_completed(self.phase.time_left(RELEASED_MAX)) {
             Ok(()) => {}
             Err(QmpError::Closed) if self.has_exited() => self.qemu_exited(),
             Err(error) => self.step(Step::NotCompleted { reason: error.to_string().into() }),

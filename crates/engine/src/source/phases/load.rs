@@ -47,8 +47,8 @@ impl Journaled<Streaming<'_>> {
         if self.phase.mapped.is_none() {
             return Ok(());
         }
-        let Streaming { connected, outgoing, .. } = &self.phase;
-        outgoing.wait_completed(connected.context.local.waits.complete)?;
+        let complete = self.phase.connected.context.local.waits.complete;
+        self.phase.outgoing.wait_completed(self.phase.time_left(complete))?;
         self.step(Step::Completed);
         self.phase.mapped.as_mut().map_or(Ok(()), MappedRam::keep)
     }

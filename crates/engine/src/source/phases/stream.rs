@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dedup::source::Announcer;
 use parking_lot::Mutex;
@@ -179,6 +179,14 @@ impl Streaming<'_> {
         global_state.state().is_some_and(|state| PAUSED.contains(&state))
     }
 
+    /// How long an answer of QEMU may be waited for that takes `most` at most: until the blackout
+    /// bound, at which the VM goes on here.
+    pub(super) fn time_left(&self, most: Duration) -> Duration {
+        let connected = &self.connected;
+        let ends = connected.blackout_ends(connected.blackout_max(self.flow.state.goal()));
+        ends.map_or(most, |end| end.saturating_duration_since(Instant::now()).min(most))
+    }
+
     fn back_out_qemu(&self, run: bool) -> Result<(), QmpError> {
         // The tap keeps reading until QEMU has ended its migration in an orderly way, and
         // no longer paces it.
@@ -225,11 +233,8 @@ impl<'m> Reversible<'m> for Streaming<'m> {
     /// A QEMU that ends `failed` or `cancelled` resumes the VM by itself: only one that
     /// reports `completed` and `postmigrate` has given it up.
     fn await_completed(&self) -> Step {
-        let connected = &self.connected;
-        let ends = connected.blackout_ends(connected.blackout_max(self.flow.state.goal()));
-        let left = ends.map(|end| end.saturating_duration_since(Instant::now()));
-        let complete = connected.context.local.waits.complete;
-        match self.outgoing.wait_completed(left.map_or(complete, |left| left.min(complete))) {
+        let complete = self.connected.context.local.waits.complete;
+        match self.outgoing.wait_completed(self.time_left(complete)) {
             Ok(()) => Step::Completed,
             Err(QmpError::Closed) => Step::QemuExited,
             Err(error) => Step::NotCompleted { reason: error.to_string().into() },
