@@ -145,15 +145,25 @@ pub trait HandOver: Send + Sync {
     /// If it can't be kept: then nothing may be loaded.
     fn keep(&self, ram: &RamBlocks) -> Result<(), String>;
 
-    /// Ends the next QEMU, and puts back what was kept. Only then the former one may go on. May be
-    /// called again.
+    /// Ends the next QEMU, and puts back what was kept, unless something else has ordered the
+    /// former one to run the VM. Only then the former one may go on. May be called again.
     ///
     /// # Errors
     /// If the next QEMU may live, or RAM is not as it was.
-    fn take_back(&self) -> Result<(), String>;
+    fn take_back(&self) -> Result<RamBack, String>;
 
     /// RAM is not as it was, although what was kept is put back: the former QEMU must never go on.
     fn changed(&self, why: &str);
+}
+
+/// RAM that was handed over, of a former QEMU that goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RamBack {
+    /// What was kept of it is as it was.
+    PutBack,
+    /// Something else had ordered that QEMU to run the VM, so it is as the guest and the next
+    /// QEMU's load have left it: the pages that differ, for the operator.
+    Ran(String),
 }
 
 /// Why a destination does not take a VM, for the operator.

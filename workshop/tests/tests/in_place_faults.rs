@@ -183,6 +183,30 @@ fn the_former_qemu_hangs_when_the_vm_is_loaded() {
     }
 }
 
+/// A client of one of its monitors has the former one run the VM before the commit. The VM runs on
+/// there, and nothing is written into its RAM.
+#[test]
+fn the_former_qemu_is_ordered_to_run_the_vm_when_that_is_loaded() {
+    for options in RAMS {
+        let Halfway { world, guest, moving, slow, former, .. } = Halfway::new(options, LOADED);
+        let owners = world.own_qmp(Side::A, "web1");
+        owners.cont().unwrap();
+        drop(owners);
+        // On a busy machine it was killed, or is about to be.
+        if phase_within(&world, Side::A).starts_with("committed") {
+            continue;
+        }
+        let (has_moved, _, said) = moving.wait_any();
+        drop(slow);
+        until("it is settled", || phase_within(&world, Side::A) == "- / -");
+        assert!(!has_moved, "{said}");
+        let problem = world.vm(Side::A, "web1").unwrap().problem.unwrap_or_default();
+        let is_reported = problem.contains("ordered the former QEMU to run the VM");
+        assert_eq!(is_reported, !options.is_empty(), "{problem}");
+        assert_has_it(&world, &guest, former, &said);
+    }
+}
+
 #[test]
 fn the_former_qemu_dies_after_the_commit() {
     for options in RAMS {

@@ -3,13 +3,21 @@
 //!
 //! It need not be on disk: a host that crashes has neither QEMU any more.
 
+mod page_ranges;
+
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
+use engine::RamBack;
+use page::PAGE_BYTES;
 use qemu::machine::Machine;
-use qemu::ram_blocks::RamBlocks;
+use qemu::qmp::RunState;
+use qemu::ram_blocks::{RamBlocks, Reached};
 use serde::{Deserialize, Serialize};
+
+use page_ranges::PageRanges;
 
 /// Its name in the VM's directory.
 const FILE: &str = "ram-before";
@@ -21,6 +29,10 @@ const CHANGED: &str = "ram-changed";
 const BYTES: u64 = 1 << 20;
 /// The most blocks, each with at least 24 MiB.
 const BLOCKS_MAX: usize = 128;
+/// For QEMU to report the VM's state. It is queried again later.
+const STATE_MAX: Duration = Duration::from_secs(2);
+/// What has happened to a VM whose RAM is not put back.
+const RAN: &str = "something else than the agent ordered the former QEMU to run the VM";
 
 /// What the file starts with, in one line. The blocks' content follows.
 #[derive(Serialize, Deserialize)]
@@ -61,28 +73,88 @@ pub(crate) fn keep(dir: &Path, ram: &RamBlocks) -> Result<(), String> {
     })
 }
 
-/// Puts back what was kept, if anything was; no other QEMU of the VM lives.
-pub(crate) fn put_back(dir: &Path, machine: &Machine) -> Result<(), String> {
+/// Puts back what was kept, if anything was; no other QEMU of the VM lives. Nothing is written into
+/// a VM that runs, or has run since: something else has ordered its QEMU to run it.
+pub(crate) fn put_back(dir: &Path, machine: &Machine) -> Result<RamBack, String> {
     if let Some(why) = read(&dir.join(CHANGED))? {
         return Err(String::from_utf8_lossy(&why).into_owned());
     }
-    let Some(text) = read(&dir.join(FILE))? else { return Ok(()) };
-    let damaged = || format!("{} is damaged", dir.join(FILE).display());
-    let line = text.iter().position(|byte| *byte == b'\n').ok_or_else(damaged)?;
-    let (head, content) = text.split_at(line);
-    let kept: Kept = serde_json::from_slice(head).map_err(|_| damaged())?;
-    let mut content = content.get(1..).ok_or_else(damaged)?;
-    let reached = RamBlocks::of(machine).reached;
-    for Block { name, bytes } in kept.blocks {
-        let (its, rest) = content.split_at_checked(bytes).ok_or_else(damaged)?;
-        let block = reached.iter().find(|block| block.name == name);
-        let block = block.ok_or_else(|| format!("its RAM {name} can't be reached"))?;
-        block.mapping.write(0, its).map_err(|error| error.to_string())?;
+    let path = dir.join(FILE);
+    let Some(text) = read(&path)? else { return Ok(RamBack::PutBack) };
+    let kept = kept(&text).ok_or_else(|| format!("{} is damaged", path.display()))?;
+    // Events come in order with the answers to queries.
+    let resumed = machine.qmp.events_named(&["RESUME"]);
+    let back = if is_released(machine)? {
+        write_back(machine, &kept)?;
+        match is_released(machine)? && resumed.is_empty() {
+            true => RamBack::PutBack,
+            false => RamBack::Ran(format!("{RAN} while its RAM was put back: restart the guest")),
+        }
+    } else {
+        let differing = differing(machine, &kept);
+        let differing = differing.unwrap_or_else(|why| format!("can't be compared: {why}"));
+        RamBack::Ran(format!(
+            "{RAN}: it goes on with its RAM as it is. Whether the guest has changed a page since, \
+             or its next QEMU while that loaded the VM, is not known: restart the guest if one \
+             differs. The first MiB of each block, where a load may write, {differing}"
+        ))
+    };
+    // Once only: the VM may run from now on.
+    fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(back)
+}
+
+/// Whether QEMU has released the VM, and has not run it since: only then its RAM was kept.
+fn is_released(machine: &Machine) -> Result<bool, String> {
+    let state = machine.qmp.run_state_within(STATE_MAX).map_err(|error| error.to_string())?;
+    Ok(state == RunState::PostMigrate)
+}
+
+/// A block's name, and what was kept of it.
+type KeptBlock<'t> = (String, &'t [u8]);
+
+/// The blocks in a file's text; none if it is damaged.
+fn kept(text: &[u8]) -> Option<Vec<KeptBlock<'_>>> {
+    let line = text.iter().position(|byte| *byte == b'\n')?;
+    let (head, content) = text.split_at_checked(line)?;
+    let Kept { blocks } = serde_json::from_slice(head).ok()?;
+    let mut content = content.get(1..)?;
+    let mut kept = Vec::new();
+    for Block { name, bytes } in blocks {
+        let (its, rest) = content.split_at_checked(bytes)?;
+        kept.push((name, its));
         content = rest;
     }
-    // Once only: the VM may run from now on.
-    let path = dir.join(FILE);
-    fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))
+    Some(kept)
+}
+
+fn write_back(machine: &Machine, kept: &[KeptBlock<'_>]) -> Result<(), String> {
+    let reached = RamBlocks::of(machine).reached;
+    for (name, content) in kept {
+        let written = block(&reached, name)?.mapping.write(0, content);
+        written.map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+/// How RAM differs from what was kept, for the operator.
+fn differing(machine: &Machine, kept: &[KeptBlock<'_>]) -> Result<String, String> {
+    let reached = RamBlocks::of(machine).reached;
+    let mut differing = PageRanges::default();
+    for (name, content) in kept {
+        let mut now = vec![0; content.len()];
+        let read = block(&reached, name)?.mapping.read(0, &mut now);
+        read.map_err(|error| error.to_string())?;
+        let pairs = content.chunks(PAGE_BYTES).zip(now.chunks(PAGE_BYTES)).enumerate();
+        let changed = pairs.filter(|(_, (then, now))| then != now);
+        changed.for_each(|(page, _)| differing.add(name, page));
+    }
+    Ok(differing.to_string())
+}
+
+fn block<'r>(reached: &'r [Reached], name: &str) -> Result<&'r Reached, String> {
+    let block = reached.iter().find(|block| block.name == name);
+    block.ok_or_else(|| format!("its RAM {name} can't be reached"))
 }
 
 /// Notes that RAM is not as it was.

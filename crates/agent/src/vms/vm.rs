@@ -59,6 +59,8 @@ struct Known {
     shut_down: Option<ShutDown>,
     /// Why it can't move, though it runs.
     stuck_by: Option<String>,
+    /// Why its RAM may not be as its guest left it.
+    ran_early: Option<String>,
     /// What is undecided about its last switchover.
     doubt: Option<String>,
     /// Why its record can't be read or used, and what to do.
@@ -78,6 +80,7 @@ impl Known {
             stopped_by: None,
             shut_down: None,
             stuck_by: None,
+            ran_early: None,
             doubt: None,
             unreadable: None,
             unnoted: None,
@@ -109,8 +112,9 @@ impl Known {
 
     /// The worst of its problems, for the operator.
     fn problem(&self) -> Option<String> {
-        let all = [&self.doubt, &self.unreadable, &self.unnoted, &self.stopped_by, &self.stuck_by];
-        all.into_iter().find_map(Clone::clone)
+        let undecided = [&self.doubt, &self.unreadable, &self.unnoted];
+        let others = [&self.ran_early, &self.stopped_by, &self.stuck_by];
+        undecided.into_iter().chain(others).find_map(Clone::clone)
     }
 }
 
@@ -274,6 +278,12 @@ impl Vm {
     /// Notes why it doesn't run, until it does.
     pub(crate) fn stopped_by(&self, why: String) {
         self.known.lock().stopped_by = Some(why);
+    }
+
+    /// Notes that something has ordered its QEMU to run it before its RAM was put back. Shown until
+    /// it has another QEMU, or the agent is restarted; the migration's report has it as well.
+    pub(crate) fn ran_early(&self, why: &str) {
+        self.known.lock().ran_early = Some(why.to_owned());
     }
 
     /// Sets what the operator has to know of a QEMU that an upgrade left, if there is one.

@@ -2,7 +2,8 @@
 //!
 //! Its pages are compared from when the VM is stopped here until its next QEMU has loaded it. A
 //! load that fails may have written to it: what it may write to is put back before the VM goes on
-//! here.
+//! here. If it goes on already, because something else has ordered QEMU to run it, nothing is
+//! written to its RAM.
 //!
 //! The VM stands still while pages are read, twice. So by default as many are read as there is time
 //! for, spread over all of RAM.
@@ -19,7 +20,7 @@ use ram::{DataRanges, RamError, RamFile};
 
 use super::context::local;
 use crate::error::MigrationError;
-use crate::host::{HandOver, SourceVm};
+use crate::host::{HandOver, RamBack, SourceVm};
 
 /// How long the first reading may take. The second one reads the same, so both take a fifth of the
 /// 50 ms for which a VM may stand still.
@@ -28,6 +29,8 @@ const READING_MAX: Duration = Duration::from_millis(5);
 const PIECE_BYTES: usize = 16 * PAGE_BYTES;
 /// The pieces that are read however long that takes: 1 MiB.
 const PIECES_MIN: usize = 16;
+/// How many pages that differ are named.
+const NAMED_MAX: usize = 8;
 
 /// A VM's RAM that its next QEMU has mapped.
 pub(crate) struct MappedRam {
@@ -79,7 +82,7 @@ impl MappedRam {
             true => Audited::Same { pages, reread_pages: pages, unproved_pages: 0 },
             false => Audited::Differences {
                 pages: differing.len() as u64,
-                examples: differing.into_iter().take(8).collect(),
+                examples: differing.into_iter().take(NAMED_MAX).collect(),
             },
         }))
     }
@@ -91,11 +94,14 @@ impl MappedRam {
     }
 
     /// Ends the next QEMU, and puts back what its load may have written: the VM may go on here.
-    pub(crate) fn take_back(&self) -> Result<(), String> {
-        self.hand_over.take_back()?;
-        let Some(before) = &self.before else { return Ok(()) };
+    /// If it goes on already, returns what the operator has to know.
+    pub(crate) fn take_back(&mut self) -> Result<Option<String>, String> {
+        if let RamBack::Ran(why) = self.hand_over.take_back()? {
+            return Ok(Some(self.ran(why)));
+        }
+        let Some(before) = &self.before else { return Ok(None) };
         let differing = self.differing(before).map_err(|error| error.to_string())?;
-        let Some(first) = differing.first() else { return Ok(()) };
+        let Some(first) = differing.first() else { return Ok(None) };
         let pages = differing.len();
         let why = format!(
             "its next QEMU has changed {pages} pages of its RAM while it loaded the VM ({first}): \
@@ -103,6 +109,21 @@ impl MappedRam {
         );
         self.hand_over.changed(&why);
         Err(why)
+    }
+
+    /// What the operator has to know of RAM that is not put back: the guest changes pages as well.
+    fn ran(&mut self, why: String) -> String {
+        // What the guest writes from now on is nobody's fault.
+        let Some(before) = self.before.take() else { return why };
+        let pages: usize = before.iter().map(|piece| piece.fingerprints.len()).sum();
+        match self.differing(&before) {
+            Ok(differing) => {
+                let named = differing.iter().take(NAMED_MAX).map(|page| format!("; {page}"));
+                let (count, named) = (differing.len(), named.collect::<String>());
+                format!("{why}. Of {pages} pages that the audit had read, {count} differ{named}")
+            }
+            Err(error) => format!("{why}. The audit can't read its pages again: {error}"),
+        }
     }
 
     /// The pages that don't hold what they held.
@@ -226,7 +247,7 @@ fn unread(error: RamError) -> MigrationError {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
     use qemu::ram_blocks::Reached;
     use ram::Mapping;
@@ -241,6 +262,8 @@ mod tests {
         kept: AtomicUsize,
         taken_back: AtomicUsize,
         changed: AtomicUsize,
+        /// Whether something else has ordered the former QEMU to run the VM.
+        has_run: AtomicBool,
     }
 
     impl HandOver for Counted {
@@ -249,9 +272,12 @@ mod tests {
             Ok(())
         }
 
-        fn take_back(&self) -> Result<(), String> {
+        fn take_back(&self) -> Result<RamBack, String> {
             self.taken_back.fetch_add(1, Relaxed);
-            Ok(())
+            Ok(match self.has_run.swap(false, Relaxed) {
+                true => RamBack::Ran("it was ordered to".to_owned()),
+                false => RamBack::PutBack,
+            })
         }
 
         fn changed(&self, _: &str) {
@@ -298,6 +324,27 @@ mod tests {
         }
     }
 
+    /// It can't be told from what the load has changed.
+    #[test]
+    fn what_a_vm_that_ran_has_changed_is_reported_and_keeps_it_from_nothing() {
+        for (audit, expected) in [
+            (Audit::Deep, ". Of 8192 pages that the audit had read, 1 differ; RAM block r, page 5"),
+            (Audit::Off, "it was ordered to"),
+        ] {
+            let (mut ram, mapping, counted) = mapped(32, audit, Duration::MAX);
+            mapping.fill(0, 32 * MIB, 7).unwrap();
+            ram.keep().unwrap();
+            mapping.write(5 * PAGE_BYTES as u64, &[8]).unwrap();
+            counted.has_run.store(true, Relaxed);
+            let why = ram.take_back().unwrap().unwrap();
+            assert!(why.contains(expected), "{why}");
+            // Again, after QEMU could not be set up as before.
+            mapping.write(6 * PAGE_BYTES as u64, &[8]).unwrap();
+            assert_eq!(ram.take_back().unwrap(), None);
+            assert_eq!(counted.changed.load(Relaxed), 0);
+        }
+    }
+
     #[test]
     fn as_much_is_compared_as_can_be_read_in_time_and_without_an_audit_nothing() {
         let all = 256 * MIB / PAGE_BYTES as u64;
@@ -314,7 +361,7 @@ mod tests {
         assert!(!ram.is_sampled());
         mapping.write(0, &[8]).unwrap();
         assert_eq!(ram.compare().unwrap(), None);
-        ram.take_back().unwrap();
+        assert_eq!(ram.take_back().unwrap(), None);
         assert_eq!((counted.kept.load(Relaxed), counted.changed.load(Relaxed)), (1, 0));
     }
 

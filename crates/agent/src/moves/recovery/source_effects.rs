@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use engine::RamBack;
 use qemu::machine::{self, Machine};
 use qemu::outgoing;
 use serde::Deserialize;
@@ -73,14 +74,17 @@ impl Effects for SourceEffects {
 
     fn go_on(&mut self, run: bool) -> Event {
         let Some(machine) = &self.machine else { return Event::QemuExited };
-        if self.opened.handed_over
-            && let Err(why) = self.registry.take_ram_back(&self.opened.vm, machine)
-        {
-            return match machine.process.is_alive() {
-                true => Event::CannotGoOn { reason: why.into() },
-                false => Event::QemuExited,
-            };
-        }
+        let taken = match self.opened.handed_over {
+            true => self.registry.take_ram_back(&self.opened.vm, machine),
+            false => Ok(RamBack::PutBack),
+        };
+        let run = match taken {
+            Ok(RamBack::PutBack) => run,
+            // It runs, or stands still, as whatever has ordered its QEMU to run it left it.
+            Ok(RamBack::Ran(_)) => false,
+            Err(_) if !machine.process.is_alive() => return Event::QemuExited,
+            Err(why) => return Event::CannotGoOn { reason: why.into() },
+        };
         match outgoing::resume(machine, run) {
             Ok(left) => {
                 // Of that QEMU only: another VM may have had the name since.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::HandOver;
+use engine::{HandOver, RamBack};
 use qemu::machine::{self, Machine, StartError};
 use qemu::process::{ProcessError, Until};
 use qemu::ram_blocks::RamBlocks;
@@ -70,11 +70,16 @@ impl Registry {
     }
 
     /// Ends the next QEMU of a VM, leaves the taps to the former one, and puts back what the load
-    /// may have written to RAM.
-    pub(crate) fn take_ram_back(&self, name: &str, former: &Machine) -> Result<(), String> {
+    /// may have written to RAM, unless the VM runs again.
+    pub(crate) fn take_ram_back(&self, name: &str, former: &Machine) -> Result<RamBack, String> {
         self.end_besides(name, &former.record(), Until::Exited)?;
         self.leave_taps(name, former);
-        ram_before::put_back(&self.state().vm(name), former)
+        let back = ram_before::put_back(&self.state().vm(name), former)?;
+        if let RamBack::Ran(why) = &back {
+            tracing::error!(vm = name, why, "the RAM of a VM that runs was not put back");
+            self.vm(name).iter().for_each(|vm| vm.ran_early(why));
+        }
+        Ok(back)
     }
 }
 
@@ -113,7 +118,7 @@ impl HandOver for HandedOver {
         ram_before::keep(&self.registry.state().vm(&self.name), ram)
     }
 
-    fn take_back(&self) -> Result<(), String> {
+    fn take_back(&self) -> Result<RamBack, String> {
         self.registry.take_ram_back(&self.name, &self.former)
     }
 

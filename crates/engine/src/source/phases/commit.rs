@@ -15,7 +15,7 @@ use super::{Ended, Failed};
 use crate::error::MigrationError;
 use crate::link::Received;
 
-/// For QEMU's last answer, where the blackout bound leaves more, or there is none: the VM was paused.
+/// For QEMU's last answer, if the blackout bound leaves more or, for a paused VM, there is none.
 const RELEASED_MAX: Duration = Duration::from_secs(5);
 /// Time for the destination to write its journal and then report its costs.
 const NOTED_MAX: Duration = Duration::from_secs(5);

@@ -248,9 +248,15 @@ impl<'m> Reversible<'m> for Streaming<'m> {
         if let Some(disks) = &mut self.disks {
             disks.undo();
         }
-        let taken = self.mapped.as_ref().map_or(Ok(()), MappedRam::take_back);
+        let taken = self.mapped.as_mut().map_or(Ok(None), MappedRam::take_back);
         let backed_out = match taken {
-            Ok(()) => self.back_out_qemu(run && !self.was_paused()),
+            Ok(None) => self.back_out_qemu(run && !self.was_paused()),
+            // It runs, or stands still, as whatever has ordered QEMU to run it left it.
+            Ok(Some(why)) => {
+                tracing::error!(why, "the VM ran before its RAM was put back");
+                self.connected.context.report_builder.note(why);
+                self.back_out_qemu(false)
+            }
             Err(why) => Err(QmpError::Migration(why)),
         };
         // With the VM running, there is time to wait for threads.

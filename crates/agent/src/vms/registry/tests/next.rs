@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use engine::RamBack;
+use qemu::qmp::RunState;
 use qemu::ram_blocks::RamBlocks;
 
 use super::*;
@@ -9,8 +11,9 @@ use crate::vms::ram_before;
 use crate::vms::record::may_have_next;
 use crate::vms::registry::alone::{Released, Silent};
 
-/// A byte of RAM that firmware leaves alone, and that is kept for a load that fails.
-const KEPT_AT: u64 = 512 << 10;
+/// A byte of RAM that is kept for a load that fails. SeaBIOS clears what is below 576 KiB as it
+/// starts.
+const KEPT_AT: u64 = 600 << 10;
 
 /// A VM that is here, and its next QEMU with a record, in the second seat.
 struct Left {
@@ -195,6 +198,14 @@ fn with_journal(left: &Left) -> Arc<Registry> {
     Arc::new(Registry::open(state, &held).unwrap())
 }
 
+/// A QEMU sends its VM, and releases it.
+fn send(machine: &Machine) {
+    machine.qmp.execute("migrate", json!({ "uri": "exec:cat > /dev/null" })).unwrap();
+    while machine.qmp.run_state().unwrap() != RunState::PostMigrate {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Where both have the same RAM, the former one goes on only by itself, with what it had; and what
 /// it has written since is not put back again.
 #[test]
@@ -202,13 +213,14 @@ fn ram_is_put_back_once_and_when_the_next_one_has_ended() {
     let left = Left::new(Standing::Arriving, true);
     let registry = with_journal(&left);
     let former = registry.vm("web1").unwrap().machine().unwrap();
+    send(&former);
     let blocks = RamBlocks::of(&former);
     let ram = Arc::clone(&blocks.reached[0].mapping);
     ram.write(KEPT_AT, &[1]).unwrap();
     ram_before::keep(&left.vm, &blocks).unwrap();
     for expected in [1, 2] {
         ram.write(KEPT_AT, &[2]).unwrap();
-        registry.take_ram_back("web1", &former).unwrap();
+        assert_eq!(registry.take_ram_back("web1", &former), Ok(RamBack::PutBack));
         assert!(is_alive(left.former) && !is_alive(left.pid()));
         let mut byte = [0];
         ram.read(KEPT_AT, &mut byte).unwrap();
@@ -223,6 +235,40 @@ fn ram_is_put_back_once_and_when_the_next_one_has_ended() {
     ram_before::keep(&left.vm, &blocks).unwrap_err();
     registry.take_ram_back("web1", &former).unwrap();
     former.quit().unwrap();
+}
+
+/// A client of one of its monitors has ordered it to run, and perhaps to stop again.
+#[test]
+fn nothing_is_put_back_into_a_vm_that_has_run_since() {
+    for is_stopped in [false, true] {
+        let left = Left::new(Standing::Arriving, true);
+        let registry = with_journal(&left);
+        let former = registry.vm("web1").unwrap().machine().unwrap();
+        send(&former);
+        let blocks = RamBlocks::of(&former);
+        let ram = Arc::clone(&blocks.reached[0].mapping);
+        ram.write(KEPT_AT, &[1]).unwrap();
+        ram_before::keep(&left.vm, &blocks).unwrap();
+        ram.write(KEPT_AT, &[2]).unwrap();
+        former.qmp.cont().unwrap();
+        if is_stopped {
+            former.qmp.stop().unwrap();
+        }
+        let back = registry.take_ram_back("web1", &former).unwrap();
+        let RamBack::Ran(why) = back else { panic!("{back:?}") };
+        assert!(why.contains("it goes on with its RAM as it is"), "{why}");
+        assert!(why.contains("where a load may write, differs in "), "{why}");
+        assert_eq!(registry.show("web1").unwrap().problem, Some(why));
+        assert!(!is_alive(left.pid()));
+        let mut byte = [0];
+        ram.read(KEPT_AT, &mut byte).unwrap();
+        assert_eq!(byte, [2]);
+        // Nor later.
+        assert_eq!(registry.take_ram_back("web1", &former), Ok(RamBack::PutBack));
+        ram.read(KEPT_AT, &mut byte).unwrap();
+        assert_eq!(byte, [2]);
+        former.quit().unwrap();
+    }
 }
 
 #[test]
