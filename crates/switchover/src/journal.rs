@@ -10,7 +10,8 @@
 //! host: one that crashes has neither QEMU any more, whatever its journals say.
 //!
 //! A record at the end of a file that was cut short by a crash was never acted upon, so it is
-//! dropped. Damage anywhere else is an error for a human.
+//! dropped. Damage anywhere else is an error for a human; but not within one host that has been
+//! booted since, which may have lost any of the records that were not flushed.
 
 mod entry;
 mod error;
@@ -189,11 +190,15 @@ impl JournalDir {
         }
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
         file.read_exact_at(&mut bytes, 0).map_err(io("reading it"))?;
-        let contents = read::<R>(&bytes).map_err(|damage| JournalError::Damaged {
-            path: path.clone(),
-            vm: damage.vm,
-            at: damage.at,
-            why: damage.why,
+        let contents = read::<R>(&bytes).or_else(|damage| {
+            let without = line::without_records(&bytes);
+            let moot = without.filter(|contents| self.is_moot(contents));
+            moot.ok_or_else(|| JournalError::Damaged {
+                path: path.clone(),
+                vm: damage.vm,
+                at: damage.at,
+                why: damage.why,
+            })
         })?;
         let Contents { boot, opened, records, end, torn } = contents;
         if self.path(&opened.migration, R::SIDE) != path {
@@ -206,6 +211,12 @@ impl JournalDir {
         let dirty_to = if torn { bytes.len() } else { end };
         let journal = Journal { path, file, boot, opened, next, end, dirty_to, records: marker };
         Ok(Reopened { journal, records, torn, same_boot })
+    }
+
+    /// Whether the records of a journal decide nothing any more: neither of the QEMUs that they are
+    /// about has outlived an earlier boot of this host.
+    fn is_moot<R>(&self, contents: &Contents<R>) -> bool {
+        contents.opened.is_within_host() && contents.boot != self.boot
     }
 
     /// The file of a migration's journal.

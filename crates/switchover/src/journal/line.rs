@@ -120,6 +120,15 @@ pub(crate) fn read<R: Keeps>(bytes: &[u8]) -> Result<Contents<R>, Damage> {
     Ok(Contents { boot, opened, records, end, torn })
 }
 
+/// The first line of a file whose records can't be read, as if the first record were cut short; none
+/// if that line can't be read either. It was flushed.
+pub(super) fn without_records<R>(bytes: &[u8]) -> Option<Contents<R>> {
+    let (line, end) = line_at(bytes)?;
+    let (Line { n: 0, boot, .. }, Some(opened)) = (&line, &line.opened) else { return None };
+    let (boot, opened, records) = (boot.clone(), opened.clone(), Vec::new());
+    Some(Contents { boot, opened, records, end, torn: true })
+}
+
 /// The line at the start of `bytes`, and its length.
 fn line_at(bytes: &[u8]) -> Option<(Line, usize)> {
     let length = bytes.iter().position(|byte| *byte == b'\n')?;

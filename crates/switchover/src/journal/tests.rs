@@ -2,8 +2,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::source::{By, Noted, Phase, Record};
-use crate::{Kept, destination};
+use crate::source::{By, Machine, Noted, Phase, Record};
+use crate::{Found, Kept, destination};
 
 fn journals(dir: &Path, boot: &str) -> JournalDir {
     JournalDir::open_in_boot(&dir.join("journals"), boot.to_owned()).unwrap()
@@ -199,6 +199,39 @@ fn a_damaged_journal_says_what_to_do() {
         other => panic!("{other:?}"),
     }
     assert!(journals(dir.path(), "boot-1").keeps(&opened("m1").migration, Side::Source));
+}
+
+/// Of a migration within one host, a crash of the host may have lost any record, and it has ended
+/// both QEMUs.
+#[test]
+fn records_that_a_crashed_host_has_lost_need_no_human_if_both_qemus_were_there() {
+    for (peer_address, boot, is_moot) in [
+        (Opened::SAME_HOST, "boot-2", true),
+        (Opened::SAME_HOST, "boot-1", false),
+        ("10.0.0.2:7800", "boot-2", false),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let of_host = Opened { peer_address: peer_address.to_owned(), ..opened("m1") };
+        let mut journal = journals(dir.path(), "boot-1").create::<Record>(of_host).unwrap();
+        let first = journal.end;
+        records().iter().for_each(|record| journal.append(record).unwrap());
+        let mut bytes = fs::read(file(dir.path())).unwrap();
+        bytes[first..first + 40].fill(0);
+        fs::write(file(dir.path()), &bytes).unwrap();
+        let journals = journals(dir.path(), boot);
+        match journals.contents().unwrap().pop() {
+            Some(Kept::Source(mut kept)) => {
+                assert!(is_moot && kept.torn && !kept.same_boot && kept.records.is_empty());
+                let id = kept.journal.opened().migration.clone();
+                let (machine, _) = Machine::restart(id, kept.noted(), Found::Missing);
+                assert!(machine.has_ended());
+                kept.journal.append(&Record::Dropped).unwrap();
+                assert_eq!(only_source(&journals).records, [Record::Dropped]);
+            }
+            Some(Kept::Unreadable(JournalError::Damaged { .. })) => assert!(!is_moot),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[test]
