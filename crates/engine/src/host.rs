@@ -166,6 +166,20 @@ pub enum RamBack {
     Ran(String),
 }
 
+/// Why a QEMU must not run a VM that a former one on this host has sent it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAlone {
+    /// The former one may live, although it was to end.
+    #[error("{0}")]
+    MayLive(String),
+    /// The former one runs, or has run: something else has ordered it to. It was not ended.
+    #[error("{0}")]
+    Runs(String),
+    /// The same, and it was ended: what this QEMU has loaded is not the VM any more.
+    #[error("{0}")]
+    Ran(String),
+}
+
 /// Why a destination does not take a VM, for the operator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -275,8 +289,8 @@ pub trait Arriving: Send {
     /// taps that it is to have, is ended.
     ///
     /// # Errors
-    /// If it may live; then nothing may run.
-    fn be_alone(&self) -> Result<(), String> {
+    /// If it may live, or has run since; then this one must not run.
+    fn be_alone(&self) -> Result<(), NotAlone> {
         Ok(())
     }
 

@@ -21,8 +21,8 @@ mod watch;
 mod xen;
 
 pub use crate::host::{
-    Arriving, FixedCost, HandOver, Host, Local, Peer, RamBack, Refusal, SourceVm, Unsettled,
-    UnsettledDomain,
+    Arriving, FixedCost, HandOver, Host, Local, NotAlone, Peer, RamBack, Refusal, SourceVm,
+    Unsettled, UnsettledDomain,
 };
 pub use crate::xen::{ArrivingDomain, DepartingDomain, XenHost, XlPipes, domain_of};
 pub use content::{Domain, Estimate, Sample, Tally};

@@ -207,6 +207,22 @@ fn the_former_qemu_is_ordered_to_run_the_vm_when_that_is_loaded() {
     }
 }
 
+/// The same after the commit. Both have the same RAM: the next one may run only if the former one
+/// has not since.
+#[test]
+fn the_former_qemu_is_ordered_to_run_the_vm_after_the_commit() {
+    let halfway = Halfway::new(RAMS[1], COMMITTED);
+    let Halfway { world, guest, moving, slow, former, .. } = halfway;
+    let owners = world.own_qmp(Side::A, "web1");
+    owners.cont().unwrap();
+    drop(owners);
+    let (has_moved, _, said) = moving.wait_any();
+    drop(slow);
+    until("it is settled", || phase_within(&world, Side::A) == "- / -");
+    assert!(!has_moved, "{said}");
+    assert_has_it(&world, &guest, former, &said);
+}
+
 #[test]
 fn the_former_qemu_dies_after_the_commit() {
     for options in RAMS {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::{Arriving, Host, Refusal, Unsettled, Waits};
+use engine::{Arriving, Host, NotAlone, Refusal, Unsettled, Waits};
 use parking_lot::Mutex;
 use qemu::command_line::CommandLine;
 use qemu::disks::{GoesOn, PreparedImage};
@@ -267,7 +267,7 @@ impl Arriving for NextArrival {
         self.maps_ram || self.machine.passes_taps()
     }
 
-    fn be_alone(&self) -> Result<(), String> {
+    fn be_alone(&self) -> Result<(), NotAlone> {
         self.seat.be_alone()
     }
 

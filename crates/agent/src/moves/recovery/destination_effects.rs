@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::Arriving;
+use engine::{Arriving, NotAlone};
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use qemu::outgoing;
@@ -107,6 +107,18 @@ impl DestinationEffects {
         runs
     }
 
+    /// The VM is not run here, because of its former QEMU on this host.
+    fn not_alone(&mut self, error: &NotAlone) -> Event {
+        let reason = error.to_string().into();
+        match error {
+            NotAlone::Runs(_) => Event::ContFailed { reason, never_ran: true },
+            NotAlone::Ran(_) if self.kill() => Event::QemuExited,
+            NotAlone::MayLive(_) | NotAlone::Ran(_) => {
+                Event::ContFailed { reason, never_ran: false }
+            }
+        }
+    }
+
     /// Carries out a decision from before the restart, if that was not done.
     pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
         let reason = || "as recorded before the agent was restarted".into();
@@ -131,9 +143,9 @@ impl Effects for DestinationEffects {
             return Event::QemuExited;
         }
         if self.handed_over
-            && let Err(reason) = self.registry.be_alone(&self.vm, machine)
+            && let Err(error) = self.registry.be_alone(&self.vm, machine)
         {
-            return Event::ContFailed { reason: reason.into(), never_ran: false };
+            return self.not_alone(&error);
         }
         match machine.qmp.execute_within("cont", serde_json::json!({}), CONT_MAX) {
             Ok(_) => {

@@ -3,6 +3,7 @@
 
 use crossbeam_channel::{Sender, bounded};
 use qemu::machine;
+use qemu::qmp::RunState;
 use serde::Deserialize;
 use switchover::journal::{Opened, Side};
 use switchover::{Kept, Resolution};
@@ -139,6 +140,7 @@ impl Settlers {
                 return Err(self.not_followed(vm, opened, Side::Destination));
             }
             (Some((opened, source)), _) => {
+                self.check_released(vm, opened)?;
                 ask(source, vm, Resolution::There)?;
                 check_ended(vm, opened)?;
             }
@@ -168,6 +170,23 @@ impl Settlers {
             return Err(self.not_followed(vm, opened, Side::Source));
         }
         Ok(())
+    }
+
+    /// The next QEMU doesn't get a VM that its former one has run since, in the RAM of both.
+    fn check_released(&self, vm: &str, opened: &Opened) -> Result<(), Denied> {
+        let recorded = machine::Record::deserialize(&opened.qemu).ok();
+        let machine = self.registry.vm(vm).and_then(|vm| vm.machine());
+        let former = machine.filter(|machine| {
+            let is_former = recorded.is_some_and(|recorded| machine.record().is_of(&recorded));
+            opened.handed_over && is_former
+        });
+        match former.map(|former| former.qmp.run_state_within(ANSWER_MAX)) {
+            None | Some(Ok(RunState::PostMigrate) | Err(_)) => Ok(()),
+            Some(Ok(state)) => Err(Denied::Conflict(format!(
+                "the former QEMU of {vm} was ordered to run it, and is {state}: only that one can \
+                 have {vm}. `droveway resolve {vm} --here`"
+            ))),
+        }
     }
 
     /// That side has a journal, and no thread that follows it. `opened` is of either side.

@@ -2,16 +2,22 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use engine::{HandOver, RamBack};
+use crossbeam_channel::Receiver;
+use engine::{HandOver, NotAlone, RamBack};
 use qemu::machine::{self, Machine, StartError};
 use qemu::process::{ProcessError, Until};
+use qemu::qmp::{Event, RunState};
 use qemu::ram_blocks::RamBlocks;
 
 use super::{Registry, Seat};
 use crate::vms::ram_before;
 use crate::vms::record::{Record, RecordError};
 use crate::vms::vm::Vm;
+
+/// For a former QEMU to report the VM's state. The VM stands still.
+const STATE_MAX: Duration = Duration::from_secs(1);
 
 impl Registry {
     /// Ends every other QEMU of a VM than this one, so far.
@@ -83,6 +89,54 @@ impl Registry {
     }
 }
 
+/// A former QEMU that has released its VM.
+struct Released {
+    resumed: Receiver<Event>,
+}
+
+impl Released {
+    /// Checks that nothing has ordered it to run the VM since. One that doesn't answer is ended all
+    /// the same.
+    fn of(former: &Machine) -> Result<Self, NotAlone> {
+        // Events come in order with the answers to queries.
+        let resumed = former.qmp.events_named(&["RESUME"]);
+        match former.qmp.run_state_within(STATE_MAX) {
+            Ok(RunState::PostMigrate) | Err(_) => Ok(Self { resumed }),
+            Ok(state) => Err(NotAlone::Runs(format!(
+                "something else than the agent ordered the former QEMU to run the VM, which is \
+                 {state} there"
+            ))),
+        }
+    }
+
+    /// Checks the same of one that was ended since.
+    fn check_ended(&self) -> Result<(), NotAlone> {
+        if self.resumed.is_empty() {
+            return Ok(());
+        }
+        let why = "something else than the agent ordered the former QEMU to run the VM when that \
+                   was about to be ended: neither of its two QEMUs has the VM as it was";
+        Err(NotAlone::Ran(why.to_owned()))
+    }
+}
+
+impl Registry {
+    /// Ends the former QEMU of a VM, of which this one then gets the taps. May be called again.
+    pub(crate) fn be_alone(&self, name: &str, one: &Machine) -> Result<(), NotAlone> {
+        let vm = self.vm(name);
+        let former = vm.as_ref().and_then(|vm| vm.machine());
+        let former = former.filter(|machine| !machine.record().is_of(&one.record()));
+        let released = former.as_deref().map(Released::of).transpose()?;
+        self.end_former(name, one).map_err(NotAlone::MayLive)?;
+        let checked = released.as_ref().map_or(Ok(()), Released::check_ended);
+        if let (Err(why), Some(vm)) = (&checked, vm) {
+            tracing::error!(vm = name, %why, "the VM is lost");
+            vm.ran_early(&why.to_string());
+        }
+        checked
+    }
+}
+
 impl Seat {
     /// Notes that its QEMU has mapped the former one's RAM.
     pub(crate) fn maps_ram(&mut self) {
@@ -90,9 +144,10 @@ impl Seat {
     }
 
     /// Ends the former QEMU, if both have the same RAM or its QEMU gets taps: these too.
-    pub(crate) fn be_alone(&self) -> Result<(), String> {
+    pub(crate) fn be_alone(&self) -> Result<(), NotAlone> {
         let machine = self.vm.as_ref().and_then(|vm| vm.machine());
-        let machine = machine.ok_or_else(|| "its QEMU has ended".to_owned())?;
+        let ended = || NotAlone::MayLive("its QEMU has ended".to_owned());
+        let machine = machine.ok_or_else(ended)?;
         if !self.has_same_ram && !machine.passes_taps() {
             return Ok(());
         }

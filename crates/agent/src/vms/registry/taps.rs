@@ -23,12 +23,12 @@ const NEW: &str = "taps.new";
 
 impl Registry {
     /// Ends every other QEMU of a VM than this one, which then gets their taps. May be called
-    /// again.
+    /// again. See [`Registry::be_alone`].
     ///
     /// The VM stands still meanwhile, and a QEMU with much memory takes long to exit. So without
     /// taps that is not waited for: one that does nothing any more writes to no RAM, and has
     /// released the images of disks.
-    pub(crate) fn be_alone(&self, name: &str, one: &Machine) -> Result<(), String> {
+    pub(super) fn end_former(&self, name: &str, one: &Machine) -> Result<(), String> {
         let dir = self.state().vm(name);
         let taps = JoiningTaps::of(one).map_err(|error| error.to_string())?;
         let noted = if taps.is_empty() { None } else { read(&dir)? };
@@ -65,7 +65,7 @@ impl Registry {
         match machine.qmp.run_state() {
             Ok(RunState::Running) => Ok(()),
             // Also one that an error has stopped, at its former QEMU already.
-            Ok(_) => self.be_alone(name, &machine),
+            Ok(_) => self.be_alone(name, &machine).map_err(|error| error.to_string()),
             Err(_) if !machine.process.is_alive() => Ok(()),
             Err(error) => Err(error.to_string()),
         }

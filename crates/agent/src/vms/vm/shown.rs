@@ -47,7 +47,7 @@ impl Vm {
         let machine = self.machine();
         let program_replaced = machine.is_some_and(|machine| machine.runs_replaced_program());
         let known = self.known.lock();
-        let dead = [&known.doubt, &known.unreadable, &known.unnoted];
+        let dead = [&known.doubt, &known.unreadable, &known.unnoted, &known.ran_early];
         let (status, pid, qemu, attached, argv, problem) = match &known.qemu {
             Qemu::Alive { machine, .. } => {
                 let (pid, attached) = (machine.process.pid(), machine.is_attached());

@@ -15,7 +15,7 @@ use switchover::{Doubt, Envelope, Reason};
 use wire::{Cost, ToSource};
 
 use crate::destination::lanes::ArrivingLanes;
-use crate::host::Arriving;
+use crate::host::{Arriving, NotAlone};
 use crate::link::Link;
 
 /// Holds the VM until it is decided who has it. If it is dropped before that, the VM is discarded.
@@ -124,6 +124,18 @@ impl Keeper {
         mem::forget(self.held.take());
     }
 
+    /// The VM is not run here, because of its former QEMU on this host.
+    fn not_alone(&mut self, error: &NotAlone) -> Step {
+        let reason = error.to_string().into();
+        match error {
+            NotAlone::Runs(_) => Step::ContFailed { reason, never_ran: true },
+            NotAlone::Ran(_) if self.kill() => Step::QemuExited,
+            NotAlone::MayLive(_) | NotAlone::Ran(_) => {
+                Step::ContFailed { reason, never_ran: false }
+            }
+        }
+    }
+
     fn send_cost(&self, loaded: &Loaded) {
         let sent = self.link.send(&ToSource::Cost(Cost {
             cpu_s: self.lanes.cpu().as_secs_f64(),
@@ -162,8 +174,8 @@ impl Effects for Keeper {
         let arriving = self.held.arriving();
         let ends_former = arriving.is_some_and(Arriving::ends_former);
         // From here on the former QEMU can't have the VM, if both have the same RAM or taps.
-        if let Some(Err(reason)) = arriving.map(Arriving::be_alone) {
-            return Step::ContFailed { reason: reason.into(), never_ran: false };
+        if let Some(Err(error)) = arriving.map(Arriving::be_alone) {
+            return self.not_alone(&error);
         }
         match incoming.cont() {
             Ok(()) => {

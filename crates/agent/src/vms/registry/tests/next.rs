@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use engine::RamBack;
+use engine::{NotAlone, RamBack};
 use qemu::qmp::RunState;
 use qemu::ram_blocks::RamBlocks;
 
@@ -276,6 +276,7 @@ fn the_former_one_is_ended_before_the_next_one_runs_with_its_ram() {
     for has_same_ram in [false, true] {
         let left = Left::new(Standing::Arriving, true);
         let registry = with_journal(&left);
+        send(&registry.vm("web1").unwrap().machine().unwrap());
         let machine = Arc::new(machine::reopen(&left.next, &left.vm).unwrap());
         let mut seat = registry.seat_found("web1", Some(machine), &left.next).unwrap();
         if has_same_ram {
@@ -293,4 +294,23 @@ fn the_former_one_is_ended_before_the_next_one_runs_with_its_ram() {
         let former = Process::now(left.former);
         former.iter().for_each(|former| former.kill().unwrap());
     }
+}
+
+/// The VM runs there, in RAM that the next one has as well.
+#[test]
+fn a_former_one_that_was_ordered_to_run_again_is_not_ended() {
+    let left = Left::new(Standing::Arriving, true);
+    let registry = with_journal(&left);
+    let former = registry.vm("web1").unwrap().machine().unwrap();
+    send(&former);
+    former.qmp.cont().unwrap();
+    let machine = Arc::new(machine::reopen(&left.next, &left.vm).unwrap());
+    let mut seat = registry.seat_found("web1", Some(machine), &left.next).unwrap();
+    seat.maps_ram();
+    let refused = seat.be_alone();
+    let Err(NotAlone::Runs(why)) = refused else { panic!("{refused:?}") };
+    assert!(why.contains("which is running there"), "{why}");
+    assert!(is_alive(left.former) && is_alive(left.pid()));
+    drop(seat);
+    former.quit().unwrap();
 }

@@ -345,6 +345,26 @@ fn a_vm_whose_next_qemu_has_no_readable_journal_is_not_called_resolved() {
     stop(&left.registry);
 }
 
+/// It would get RAM that the former one has written to since.
+#[test]
+fn the_next_qemu_does_not_get_a_vm_that_its_former_one_has_run_since() {
+    let dir = TestDir::new();
+    let left = Left { handed_over: true, ..Left::new(&dir) };
+    left.sent();
+    let former = left.registry.vm("web1").unwrap().machine().unwrap();
+    former.qmp.cont().unwrap();
+    let settlers = settlers(&left.registry, &left.journals);
+    let (tell, told) = unbounded();
+    let desk = Desk { opened: left.opened(&left.former), tell, thread: None };
+    settlers.desks.lock().insert((left.migration.clone(), Side::Source), desk);
+    let there = ResolveRequest { side: ResolveSide::There, certain: true };
+    let refused = settlers.decide("web1", there).unwrap_err().to_string();
+    assert!(refused.contains("was ordered to run it, and is running"), "{refused}");
+    assert!(told.is_empty(), "the thread of the former one was asked");
+    stop_former(&left);
+    machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
+}
+
 /// One that was killed and waits for storage may still write to the VM's disks.
 #[test]
 fn the_next_qemu_gets_the_vm_when_the_former_one_has_exited() {
