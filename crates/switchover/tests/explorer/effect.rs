@@ -80,7 +80,7 @@ impl World {
                 self.streamed = true;
             }
             Step::SourceCompletes => self.source_qemu = SourceQemu::Completed,
-            Step::SourceResumes => {
+            Step::SourceResumes | Step::SourceOrdered => {
                 self.fault();
                 self.source_goes_on();
             }
@@ -160,6 +160,13 @@ impl World {
                 if let Some(answer) = said.to_destination(self.run).answer_without_journal() {
                     self.send(Said::by_destination(&answer.message));
                 }
+            }
+            // The agent checks that before it commits.
+            (Side::Source, Agent::Up { machine, .. }, _)
+                if said == Said::Loaded && machine.is_released() && self.former_runs() =>
+            {
+                let reason = "it runs".into();
+                self.tell_source(source::Event::NotCompleted { reason });
             }
             (Side::Source, ..) => self.tell_source(source::Event::Received(said.to_source())),
             (Side::Destination, ..) => {
@@ -321,7 +328,16 @@ impl World {
             Action::QemuCont if self.destination_qemu == DestinationQemu::Dead => {
                 Some(Event::QemuExited)
             }
+            Action::QemuCont
+                if self.former_runs() && self.mutation != Mutation::ContThoughFormerRuns =>
+            {
+                // This copy is of no use any more.
+                self.history.destination_fault = true;
+                let reason = "the former one runs".into();
+                Some(Event::ContFailed { reason, never_ran: true })
+            }
             Action::QemuCont => {
+                self.former_is_killed();
                 if self.destination_disk == Some(destination::Noted::TakenBackMeanwhile) {
                     self.broken = Some("the destination tries a VM that it noted as taken back");
                 }
@@ -341,6 +357,9 @@ impl World {
 
     fn destination_fails(&mut self, how: Failure) {
         use destination::{Action, Event};
+        if self.destination.next_action() == Some(&Action::QemuCont) {
+            self.former_is_killed();
+        }
         let Agent::Up { doing, came, .. } = &mut self.destination else { return };
         match doing.pop_front() {
             Some(Action::Journal(record)) => {
@@ -357,7 +376,7 @@ impl World {
                 *came = Some(Event::JournalFailed { reason: "disk".into() });
             }
             _ => {
-                let never_ran = how == Failure::Refused;
+                let never_ran = how == Failure::Refused && !self.handed_over;
                 // A copy that can't be run is lost.
                 self.history.destination_fault |= never_ran;
                 *came = Some(Event::ContFailed { reason: "QEMU".into(), never_ran });

@@ -2,6 +2,8 @@
 
 use switchover::{Doubt, Envelope, Resolution, ToDestination, ToSource, destination, source};
 
+use crate::world::Vm;
+
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
@@ -33,6 +35,8 @@ pub(crate) enum Mutation {
     ContBeforeJournal,
     /// The destination tries a VM that the source says was taken back.
     ContThoughTakenBack,
+    /// The destination runs the VM though its former QEMU, which has the same RAM, has run it.
+    ContThoughFormerRuns,
     /// The destination ends its QEMU on a timeout.
     KillOnTimeout,
     /// The destination says `refused` while it may still run the VM.
@@ -43,7 +47,7 @@ pub(crate) enum Mutation {
 
 impl Mutation {
     /// All mistakes.
-    pub(crate) const MISTAKES: [Self; 16] = [
+    pub(crate) const MISTAKES: [Self; 17] = [
         Self::GoBeforeJournal,
         Self::CompletedUnseen,
         Self::DiesThoughReleased,
@@ -57,10 +61,16 @@ impl Mutation {
         Self::ContOnTimeout,
         Self::ContBeforeJournal,
         Self::ContThoughTakenBack,
+        Self::ContThoughFormerRuns,
         Self::KillOnTimeout,
         Self::RefusedBeforeKill,
         Self::ForgetUnanswered,
     ];
+
+    /// The VM with which it is to be found.
+    pub(crate) fn vm(self) -> Vm {
+        if self == Self::ContThoughFormerRuns { Vm::HandedOver } else { Vm::Runs }
+    }
 
     /// A step of the source.
     pub(crate) fn source(

@@ -8,7 +8,7 @@ use crate::calm::Calm;
 use crate::mixer::Seen;
 use crate::mutation::Mutation;
 use crate::step::Step;
-use crate::world::World;
+use crate::world::{Vm, World};
 
 /// The result of a search.
 pub(crate) struct Found {
@@ -44,8 +44,8 @@ impl fmt::Display for Found {
 }
 
 /// Visits all worlds with at most `faults` faults on the way to them.
-pub(crate) fn explore(mutation: Mutation, run: bool, faults: u8) -> Found {
-    let first = World::new(mutation, run, faults);
+pub(crate) fn explore(mutation: Mutation, vm: Vm, faults: u8) -> Found {
+    let first = World::new(mutation, vm, faults);
     let mut search = Search::new(first.clone());
     search.seen.insert(first.fingerprint());
     search.parents.push((0, Step::SourceStops));

@@ -33,6 +33,8 @@ pub(crate) enum Step {
     SourceCompletes,
     /// QEMU ends `failed`, and runs the VM again by itself.
     SourceResumes,
+    /// QEMU, which has released the VM, runs it by an order that is not the agent's.
+    SourceOrdered,
     DestinationLoads,
     QemuDies(Side),
     /// The owner stops the VM through its agent.
@@ -65,7 +67,7 @@ impl World {
                 continue;
             }
             self.steps_of_agent(side, &mut steps);
-            if self.faults_left > 0 {
+            if self.faults_left > 0 && !self.has_run_unnoticed(side) {
                 steps.extend([Step::Boots(side), Step::GoesOff(side)]);
                 if self.lives(side) {
                     steps.push(Step::QemuDies(side));
@@ -84,6 +86,9 @@ impl World {
                 if self.faults_left > 0 {
                     steps.push(Step::SourceResumes);
                 }
+            }
+            SourceQemu::Completed if self.handed_over && self.faults_left > 0 => {
+                steps.push(Step::SourceOrdered);
             }
             _ => {}
         }
@@ -134,6 +139,7 @@ impl World {
             },
             Side::Destination => match self.destination.next_action() {
                 Some(destination::Action::Journal(_) | destination::Action::Forget) => &DISK,
+                Some(destination::Action::QemuCont) if self.former_runs() => &[],
                 Some(destination::Action::QemuCont) => match self.destination_qemu {
                     DestinationQemu::Loaded => {
                         &[Failure::Refused, Failure::Unclear, Failure::UnclearButDone]
@@ -178,6 +184,16 @@ impl World {
         {
             steps.push(Step::OwnerEnds);
         }
+    }
+
+    /// Whether the former QEMU runs the VM in RAM that the next one has, too.
+    pub(crate) fn former_runs(&self) -> bool {
+        self.handed_over && self.source_qemu.runs()
+    }
+
+    /// Nothing notices one that has run and ended, all before it was to be killed.
+    fn has_run_unnoticed(&self, side: Side) -> bool {
+        side == Side::Source && self.handed_over && self.source_qemu == SourceQemu::WentOn
     }
 
     pub(crate) fn is_off(&self, side: Side) -> bool {

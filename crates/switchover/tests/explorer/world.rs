@@ -18,6 +18,17 @@ pub(crate) fn id() -> MigrationId {
     ID.with(Clone::clone)
 }
 
+/// What kind of VM changes hands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vm {
+    Runs,
+    /// By its owner.
+    Paused,
+    /// It runs, and both QEMUs have the same RAM: the former one is killed before the next one runs
+    /// it. Something else may order the former one to run it until then.
+    HandedOver,
+}
+
 /// The source's QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum SourceQemu {
@@ -152,6 +163,7 @@ pub(crate) struct History {
 pub(crate) struct World {
     pub(crate) mutation: Mutation,
     pub(crate) run: bool,
+    pub(crate) handed_over: bool,
     pub(crate) source: SourceAgent,
     pub(crate) destination: DestinationAgent,
     pub(crate) source_disk: Option<source::Noted>,
@@ -174,10 +186,12 @@ pub(crate) struct World {
 
 impl World {
     /// The start of a migration: both journals are open.
-    pub(crate) fn new(mutation: Mutation, run: bool, faults: u8) -> Self {
+    pub(crate) fn new(mutation: Mutation, vm: Vm, faults: u8) -> Self {
+        let run = vm != Vm::Paused;
         Self {
             mutation,
             run,
+            handed_over: vm == Vm::HandedOver,
             source: Agent::up(source::Machine::new(id(), run), Vec::new()),
             destination: Agent::up(destination::Machine::new(id()), Vec::new()),
             source_disk: Some(source::Noted::opened(run)),
@@ -260,6 +274,13 @@ impl World {
         if self.source_qemu != SourceQemu::Dead {
             self.source_qemu = SourceQemu::Dead;
             self.history.source_fault = true;
+        }
+    }
+
+    /// The next QEMU is about to run the VM.
+    pub(crate) fn former_is_killed(&mut self) {
+        if self.handed_over {
+            self.source_qemu_dies();
         }
     }
 
