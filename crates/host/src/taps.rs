@@ -206,6 +206,18 @@ impl Queue {
         request(&self.0, libc::TUNSETIFF, name, kind.flags()).map(|(name, _)| name)
     }
 
+    /// Leaves its device's packets to other queues, although a process may have it open. May be
+    /// called again.
+    ///
+    /// # Errors
+    /// If the kernel refuses, as it does if the device has one queue only.
+    pub fn leave(&self) -> io::Result<()> {
+        match self.device()? {
+            Some(device) if device.is_enabled => self.enable(false),
+            _ => Ok(()),
+        }
+    }
+
     fn enable(&self, enabled: bool) -> io::Result<()> {
         let flag = if enabled { ENABLE } else { DISABLE };
         request(&self.0, libc::TUNSETQUEUE, "", flag).map(drop)
@@ -274,7 +286,7 @@ pub fn joining(queues: &[Queue], name: &str) -> Result<Joining, TapError> {
 }
 
 /// Has queues leave their own device, which vanishes, and join another one, whose former queues
-/// were closed. May be called again: what was done is not done twice.
+/// were closed or [have left](Queue::leave). May be called again: what was done is not done twice.
 ///
 /// # Errors
 /// If the device is missing, or the kernel refuses.

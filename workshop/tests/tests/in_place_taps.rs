@@ -76,6 +76,12 @@ fn connected(world: &World) {
     ip(world, &format!("link add {BRIDGE} up type bridge"));
 }
 
+/// Makes the tap, which may have several queues.
+fn make_for_several_queues(world: &World) {
+    ip(world, &format!("tuntap add dev {TAP} mode tap multi_queue"));
+    ip(world, &format!("link set {TAP} master {BRIDGE} up"));
+}
+
 /// A guest with a network card at the tap; it uses none.
 fn with_card(tap: &str, device: &str) -> GuestSpec {
     let mut spec = bare(ODD, RATE);
@@ -162,6 +168,10 @@ fn a_connection_goes_on(options: &[&str], more: &str) {
     let mut spec = guest(ODD, RATE);
     spec.orders.serve_bytes = 8 * MIB;
     spec.initrd = Some(setup::server_initrd(&world.kit).unwrap());
+    if more.contains("queues=") {
+        ip(&world, &format!("link del {TAP}"));
+        make_for_several_queues(&world);
+    }
     let mut network = Outside::arguments();
     network[1].push_str(more);
     spec.extra.extend(network);
@@ -206,6 +216,12 @@ fn a_connection_to_a_guest_with_qemus_own_ram_goes_on() {
     a_connection_goes_on(RAMS[0], "");
 }
 
+/// Of the tap's queues the former QEMU may still have some open when the VM runs in the next one.
+#[test]
+fn a_connection_by_one_of_several_queues_goes_on() {
+    a_connection_goes_on(RAMS[1], ",queues=2");
+}
+
 #[test]
 fn a_connection_by_vhost_goes_on() {
     if fs::File::open("/dev/vhost-net").is_err() {
@@ -228,8 +244,7 @@ fn one_with_several_queues() {
     let mut world = World::new(Link::unshaped());
     let program = OwnProgram::new(&mut world);
     connected(&world);
-    ip(&world, &format!("tuntap add dev {TAP} mode tap multi_queue"));
-    ip(&world, &format!("link set {TAP} master {BRIDGE} up"));
+    make_for_several_queues(&world);
     let spec = with_card("script=no,downscript=no,queues=3", ",mq=on,vectors=8");
     let guest = world.boot_by(&spec, &program.path, RAMS[0]);
     let before = known(&world);

@@ -140,6 +140,30 @@ fn queues_that_the_guest_does_not_use_stay_disabled() {
 }
 
 #[test]
+fn one_queue_of_several_leaves_its_packets_to_others_while_it_is_open() {
+    in_own_network(|| {
+        let former = queues("tap0", MANY, 2);
+        former[1].enable(false).unwrap();
+        ip("link set tap0 up");
+        let next = Queue::make(MANY, 2).unwrap();
+        let to = joining(&next, "tap0").unwrap();
+        for _ in 0..2 {
+            former.iter().for_each(|queue| queue.leave().unwrap());
+        }
+        join(&next, &to).unwrap();
+        let one = Packets { packets: vec![FRAME.to_vec()], has_header: false };
+        assert_eq!(one.deliver("tap0").unwrap(), 0);
+        let mut received = next.iter().flat_map(|queue| std::iter::from_fn(move || read(queue)));
+        assert!(received.any(|packet| packet.ends_with(&FRAME)));
+        assert!(former.iter().all(|queue| read(queue).is_none()));
+        drop(former);
+        assert!(are_of(&next, "tap0").unwrap());
+        assert_ne!(link_state("tap0").unwrap(), LinkState::Missing);
+        queues("tap1", PLAIN_TAP, 1)[0].leave().unwrap_err();
+    });
+}
+
+#[test]
 fn packets_that_wait_are_delivered_to_the_other_queue() {
     for kind in [PLAIN_TAP, Kind { virtio_header: false, multi_queue: false }] {
         in_own_network(|| {

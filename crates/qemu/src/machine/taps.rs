@@ -106,14 +106,38 @@ impl FormerTaps {
         Ok(())
     }
 
-    /// Closes them, whose QEMU has ended, and returns the packets that waited for it.
+    /// Takes the packets that wait for their QEMU, which has ended, or does nothing any more.
     #[must_use]
-    pub fn close(self) -> Waiting {
-        let packets = self.0.into_iter().map(|tap| {
+    pub fn waiting(&self) -> Waiting {
+        let packets = self.0.iter().map(|tap| {
             let packets = Packets::waiting_in(&tap.queues);
-            (tap.device.name, packets)
+            (tap.device.name.clone(), packets)
         });
         Waiting(packets.collect())
+    }
+
+    /// Whether all of these devices may have more queues than those that their QEMU has open, which
+    /// then need not be closed before others join.
+    #[must_use]
+    pub fn may_leave(&self, joining: &[Joining]) -> bool {
+        let may_leave = |one: &Joining| {
+            let mut taps = self.0.iter();
+            let its = taps.find(|tap| tap.device.name == one.name && tap.device.kind.multi_queue);
+            its.is_some_and(|tap| tap.queues.len() == one.enabled.len())
+        };
+        joining.iter().all(may_leave)
+    }
+
+    /// Has their queues leave them. Their QEMU does nothing any more.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn leave(&self) -> Result<(), String> {
+        for FormerTap { device, queues } in &self.0 {
+            let left = queues.iter().try_for_each(Queue::leave);
+            left.map_err(|error| format!("the tap {}: {error}", device.name))?;
+        }
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use host::taps::Joining;
-use qemu::machine::{FormerTaps, JoiningTaps, Machine};
+use qemu::machine::{FormerTaps, JoiningTaps, Machine, Waiting};
 use qemu::process::Until;
 use qemu::qmp::RunState;
 
@@ -39,21 +39,47 @@ impl Registry {
         let former = former.unwrap_or_default();
         let joining = noted.map_or_else(|| note(&dir, &taps, &former), Ok);
         let kept = joining.and_then(|joining| former.keep(&joining).map(|()| joining));
-        // Only an open file that is closed leaves its queue to another one.
-        let end = || self.end_besides(name, &one.record(), Until::Exited);
-        let alone = kept.and_then(|joining| end().map(|()| joining));
-        let joining = match alone {
-            Ok(joining) => joining,
+        let alone = kept.and_then(|joining| {
+            let waiting = self.end_with_taps(name, one, (&former, &joining))?;
+            Ok((joining, waiting))
+        });
+        let (joining, waiting) = match alone {
+            Ok(alone) => alone,
             Err(why) => {
                 // Until the next attempt: they may vanish with their QEMU, and packets with them.
                 self.hold_taps(name, former);
                 return Err(why);
             }
         };
-        let waiting = former.close();
+        drop(former);
         taps.join(&joining).map_err(|error| error.to_string())?;
         waiting.deliver();
         forget(&dir)
+    }
+
+    /// Ends every other QEMU of a VM so far that this one can have their taps, and takes the
+    /// packets that wait for them.
+    ///
+    /// The one queue of a device has to be closed, which the kernel does when the process exits. Of
+    /// a device that may have several, those that are still open can be taken from it.
+    fn end_with_taps(
+        &self,
+        name: &str,
+        one: &Machine,
+        (former, joining): (&FormerTaps, &[Joining]),
+    ) -> Result<Waiting, String> {
+        let end = |until| self.end_besides(name, &one.record(), until);
+        if !former.may_leave(joining) {
+            end(Until::Exited)?;
+            return Ok(former.waiting());
+        }
+        end(Until::Halted)?;
+        let waiting = former.waiting();
+        if let Err(why) = former.leave() {
+            tracing::warn!(vm = name, why, "waiting until the former QEMU has exited");
+            end(Until::Exited)?;
+        }
+        Ok(waiting)
     }
 
     /// Gives the taps of a VM that doesn't run to its QEMU, which has the VM. One that runs has
