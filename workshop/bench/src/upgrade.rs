@@ -12,7 +12,7 @@ use super::goals::Goal;
 use super::result::{Outcome, Run};
 use super::{stolen, table};
 use crate::contender::Mode;
-use lab::error::Result;
+use lab::error::{LabError, Result};
 use lab::guest::GuestSpec;
 use lab::setup::{self, Accelerator, Kit};
 
@@ -29,6 +29,9 @@ const OF: u64 = 4;
 const WORKING_SET_BYTES: u64 = 128 * MIB;
 /// What a VM that writes writes per second.
 const RATE: u64 = 50_000_000;
+/// The most that goes from one QEMU to the other where RAM stays where it is: the state of devices,
+/// and small blocks of memory.
+const DEVICES_BYTES_MAX: u64 = 2 * MIB;
 /// Goals of a VM whose RAM could stay where it is, and of all VMs.
 const SILENCE_MS_MAX: f64 = 50.0;
 const TOTAL_S_MAX: f64 = 0.5;
@@ -55,6 +58,16 @@ impl Way {
             Self::Private => "private",
             Self::Qemu(mode) => mode.name(),
         }
+    }
+
+    /// Fails for RAM that was copied though it could stay where it is: its figures would be those of
+    /// another way. `bytes` went from one QEMU to the other, of so many VMs.
+    fn check(self, bytes: u64, vms: u64) -> Result<()> {
+        if self != Self::InFiles || bytes <= vms * DEVICES_BYTES_MAX {
+            return Ok(());
+        }
+        let reason = format!("its RAM was copied: {bytes} bytes went to the other QEMU");
+        Err(LabError::Migration { contender: self.name().to_owned(), reason })
     }
 
     /// Options of `droveway run`.
@@ -244,6 +257,19 @@ mod tests {
         assert_eq!(names[10], "private-1G-idle");
         assert_eq!(names.last().map(String::as_str), Some("20-vms-private"));
         assert_eq!(turns(false).len(), 3 * WAYS.len() + 2);
+    }
+
+    #[test]
+    fn ram_that_was_copied_is_no_result_of_ram_in_files() {
+        for (way, bytes, vms, is_right) in [
+            (Way::InFiles, 464_000, 1, true),
+            (Way::InFiles, 3 * MIB, 1, false),
+            (Way::InFiles, 3 * MIB, 2, true),
+            (Way::Private, GIB, 1, true),
+            (Way::Qemu(Mode::Precopy), GIB, 1, true),
+        ] {
+            assert_eq!(way.check(bytes, vms).is_ok(), is_right, "{way:?} {bytes} {vms}");
+        }
     }
 
     #[test]

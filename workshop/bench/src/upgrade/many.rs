@@ -46,6 +46,7 @@ pub(super) fn run(kit: &Kit, way: Way) -> Result<Run> {
         wire_bytes: reports.iter().map(|report| report.wire_bytes).sum(),
         ..Run::default()
     };
+    way.check(run.wire_bytes, VMS)?;
     for guest in &guests {
         guest.wait_beat(HEARD_MAX)?;
         let gap_ms = guest.felt(started, ended).gap.as_secs_f64() * 1e3;

@@ -36,10 +36,16 @@ pub(super) fn run(kit: &Kit, vm: &Vm, way: Way) -> Result<Vec<Run>> {
         let guest = by.boot(kit, &hosts, &vm.spec, way.options())?;
         (By::Agent(by), guest)
     };
-    let idle = measure(&hosts, &mut by, &guest, vm, 0)?;
-    guest.ask(&format!("rate {}", vm.rate))?;
-    let writing = measure(&hosts, &mut by, &guest, vm, vm.rate)?;
-    Ok(vec![idle, writing])
+    let mut runs = Vec::new();
+    for rate in [0, vm.rate] {
+        if rate > 0 {
+            guest.ask(&format!("rate {rate}"))?;
+        }
+        let run = measure(&hosts, &mut by, &guest, vm, rate)?;
+        way.check(run.wire_bytes, 1)?;
+        runs.push(run);
+    }
+    Ok(runs)
 }
 
 /// One change of QEMU, of a VM that writes at `rate`.
