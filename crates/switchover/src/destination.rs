@@ -45,7 +45,7 @@ pub enum Event {
     ContFailed {
         /// QEMU's error.
         reason: Reason,
-        /// QEMU itself refused, so the VM never ran, not even briefly. A
+        /// QEMU itself refused, or was not ordered to, so the VM never ran, not even briefly. A
         /// missing answer proves nothing.
         never_ran: bool,
     },
