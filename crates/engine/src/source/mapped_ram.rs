@@ -101,7 +101,11 @@ impl MappedRam {
         }
         let Some(before) = &self.before else { return Ok(None) };
         let differing = self.differing(before).map_err(|error| error.to_string())?;
-        let Some(first) = differing.first() else { return Ok(None) };
+        let Some(first) = differing.first() else {
+            // What the guest writes from now on is no fault.
+            self.before = None;
+            return Ok(None);
+        };
         let pages = differing.len();
         let why = format!(
             "its next QEMU has changed {pages} pages of its RAM while it loaded the VM ({first}): \
@@ -113,7 +117,6 @@ impl MappedRam {
 
     /// What the operator has to know of RAM that is not put back: the guest changes pages as well.
     fn ran(&mut self, why: String) -> String {
-        // What the guest writes from now on is nobody's fault.
         let Some(before) = self.before.take() else { return why };
         let pages: usize = before.iter().map(|piece| piece.fingerprints.len()).sum();
         match self.differing(&before) {
@@ -327,17 +330,21 @@ mod tests {
     /// It can't be told from what the load has changed.
     #[test]
     fn what_a_vm_that_ran_has_changed_is_reported_and_keeps_it_from_nothing() {
-        for (audit, expected) in [
-            (Audit::Deep, ". Of 8192 pages that the audit had read, 1 differ; RAM block r, page 5"),
-            (Audit::Off, "it was ordered to"),
+        for (audit, has_run, expected) in [
+            (Audit::Deep, true, ". Of 8192 pages that the audit had read, 1 differ; RAM block r, page 5"),
+            (Audit::Off, true, "it was ordered to"),
+            (Audit::Deep, false, ""),
         ] {
             let (mut ram, mapping, counted) = mapped(32, audit, Duration::MAX);
             mapping.fill(0, 32 * MIB, 7).unwrap();
             ram.keep().unwrap();
-            mapping.write(5 * PAGE_BYTES as u64, &[8]).unwrap();
-            counted.has_run.store(true, Relaxed);
-            let why = ram.take_back().unwrap().unwrap();
-            assert!(why.contains(expected), "{why}");
+            if has_run {
+                mapping.write(5 * PAGE_BYTES as u64, &[8]).unwrap();
+            }
+            counted.has_run.store(has_run, Relaxed);
+            let why = ram.take_back().unwrap();
+            assert_eq!(why.is_some(), has_run, "{why:?}");
+            assert!(why.unwrap_or_default().contains(expected));
             // Again, after QEMU could not be set up as before.
             mapping.write(6 * PAGE_BYTES as u64, &[8]).unwrap();
             assert_eq!(ram.take_back().unwrap(), None);
