@@ -264,7 +264,7 @@ impl Qmp {
         if let Err(error) = written {
             // Part of the command may have been written: no other can follow it.
             tracing::debug!(command, %error, "QMP can't be written to");
-            self.shut_down();
+            self.close();
             return Err(QmpError::Closed);
         }
         let outcome = match answered.recv_deadline(deadline) {
@@ -282,7 +282,9 @@ impl Qmp {
         })
     }
 
-    fn shut_down(&self) {
+    /// Ends the connection. What QEMU has sent until then is still read: only when it was do the
+    /// receivers of its events disconnect.
+    pub fn close(&self) {
         // A failure means that the connection is closed already.
         let _ = self.writer.lock().shutdown(std::net::Shutdown::Both);
     }
@@ -290,7 +292,7 @@ impl Qmp {
 
 impl Drop for Qmp {
     fn drop(&mut self) {
-        self.shut_down();
+        self.close();
         if let Some(reader) = self.reader.take()
             && reader.join().is_err()
         {

@@ -65,6 +65,22 @@ fn events_reach_their_subscribers_until_the_end() {
     assert!(all.recv().is_err(), "disconnects at the end");
 }
 
+/// Of a QEMU that was killed, the last event counts, whether or not it was read before.
+#[test]
+fn a_connection_that_is_closed_is_read_to_its_end() {
+    let (_dir, qmp, player) = played(|command| {
+        let resumes = "{\"event\": \"RESUME\"}\n".repeat(50);
+        Some(format!("{{\"return\": {{}}, \"id\": {}}}\n{resumes}", command["id"]))
+    });
+    let qmp = qmp.unwrap();
+    let resumes = qmp.events_named(&["RESUME"]);
+    qmp.execute("cont", json!({})).unwrap();
+    qmp.close();
+    assert_eq!(resumes.iter().count(), 50);
+    drop(qmp);
+    player.join().unwrap();
+}
+
 /// A VM that is throttled by stops causes thousands of STOPs.
 #[test]
 fn events_left_unread_push_out_none_of_another_name() {

@@ -89,19 +89,32 @@ impl Registry {
     }
 }
 
+/// What a former QEMU counts as that does not answer whether it runs the VM.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Silent {
+    /// It has answered a moment ago, before the commit.
+    Released,
+    /// It may have been ordered to run the VM since.
+    MayRun,
+}
+
 /// A former QEMU that has released its VM.
-struct Released {
+pub(super) struct Released<'m> {
+    former: &'m Machine,
     resumed: Receiver<Event>,
 }
 
-impl Released {
-    /// Checks that nothing has ordered it to run the VM since. One that doesn't answer is ended all
-    /// the same.
-    fn of(former: &Machine) -> Result<Self, NotAlone> {
+impl<'m> Released<'m> {
+    /// Checks that nothing has ordered it to run the VM since.
+    pub(super) fn of(former: &'m Machine, silent: Silent) -> Result<Self, NotAlone> {
         // Events come in order with the answers to queries.
         let resumed = former.qmp.events_named(&["RESUME"]);
         match former.qmp.run_state_within(STATE_MAX) {
-            Ok(RunState::PostMigrate) | Err(_) => Ok(Self { resumed }),
+            Ok(RunState::PostMigrate) => Ok(Self { former, resumed }),
+            Err(_) if silent == Silent::Released || former.process.has_halted() => {
+                Ok(Self { former, resumed })
+            }
+            Err(error) => Err(may_run(former.process.pid(), &error.to_string())),
             Ok(state) => Err(NotAlone::Runs(format!(
                 "something else than the agent ordered the former QEMU to run the VM, which is \
                  {state} there"
@@ -109,24 +122,45 @@ impl Released {
         }
     }
 
-    /// Checks the same of one that was ended since.
-    fn check_ended(&self) -> Result<(), NotAlone> {
-        if self.resumed.is_empty() {
+    /// Checks the same of one that was ended since. QEMU sends the event before a device or a vCPU
+    /// continues.
+    pub(super) fn check_ended(&self) -> Result<(), NotAlone> {
+        // It may not have been read yet. It sends no more.
+        self.former.qmp.close();
+        if self.resumed.recv().is_err() {
             return Ok(());
         }
         let why = "something else than the agent ordered the former QEMU to run the VM when that \
-                   was about to be ended: neither of its two QEMUs has the VM as it was";
+                   was about to be ended: neither of its two QEMUs has the VM as it was. Start it \
+                   anew";
         Err(NotAlone::Ran(why.to_owned()))
     }
 }
 
+fn may_run(pid: u32, why: &str) -> NotAlone {
+    NotAlone::MayLive(format!(
+        "whether its former QEMU, process {pid}, runs the VM is not known: {why}. If that one never \
+         answers, end that process"
+    ))
+}
+
 impl Registry {
-    /// Ends the former QEMU of a VM, of which this one then gets the taps. May be called again.
+    /// Ends the former QEMU of a VM, of which this one then gets the taps. May be called again, long
+    /// after the former one has released the VM: one that does not answer is not ended.
     pub(crate) fn be_alone(&self, name: &str, one: &Machine) -> Result<(), NotAlone> {
+        self.end_released(name, one, Silent::MayRun)
+    }
+
+    fn end_released(&self, name: &str, one: &Machine, silent: Silent) -> Result<(), NotAlone> {
         let vm = self.vm(name);
         let former = vm.as_ref().and_then(|vm| vm.machine());
         let former = former.filter(|machine| !machine.record().is_of(&one.record()));
-        let released = former.as_deref().map(Released::of).transpose()?;
+        if former.is_none()
+            && let Some(pid) = self.unreached(name, &one.record())
+        {
+            return Err(may_run(pid, "the agent has not reached it since its start"));
+        }
+        let released = former.as_deref().map(|former| Released::of(former, silent)).transpose()?;
         self.end_former(name, one).map_err(NotAlone::MayLive)?;
         let checked = released.as_ref().map_or(Ok(()), Released::check_ended);
         if let (Err(why), Some(vm)) = (&checked, vm) {
@@ -134,6 +168,12 @@ impl Registry {
             vm.ran_early(&why.to_string());
         }
         checked
+    }
+
+    /// The process of a former QEMU that is on record and does something, if this is not it.
+    fn unreached(&self, name: &str, one: &machine::Record) -> Option<u32> {
+        let former = Record::read(&self.state().vm(name)).ok()?.machine?;
+        (!former.is_of(one) && !former.has_halted()).then(|| former.pid())
     }
 }
 
@@ -151,7 +191,7 @@ impl Seat {
         if !self.has_same_ram && !machine.passes_taps() {
             return Ok(());
         }
-        self.registry.be_alone(&self.name, &machine)
+        self.registry.end_released(&self.name, &machine, Silent::Released)
     }
 }
 

@@ -67,8 +67,12 @@ impl Journaled<Streaming<'_>> {
                 // Without QEMU, nothing can resume the VM here, and the
                 // destination's copy is as good.
                 Err(MigrationError::VmGone(_)) => {
-                    self.phase.connected.context.qemu_events = crossbeam_channel::never();
-                    self.step(Step::QemuExited);
+                    let context = &mut self.phase.connected.context;
+                    context.qemu_events = crossbeam_channel::never();
+                    // One that is ended for the VM's next QEMU is waited for when that runs the VM.
+                    if !context.vm.machine.process.is_alive() {
+                        self.step(Step::QemuExited);
+                    }
                 }
                 Err(error) if Instant::now() < until => {
                     self.step(Step::ConnectionLost { reason: error.to_string().into() });

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use engine::{NotAlone, RamBack};
+use qemu::process::Until;
 use qemu::qmp::RunState;
 use qemu::ram_blocks::RamBlocks;
 
@@ -313,4 +314,50 @@ fn a_former_one_that_was_ordered_to_run_again_is_not_ended() {
     assert!(is_alive(left.former) && is_alive(left.pid()));
     drop(seat);
     former.quit().unwrap();
+}
+
+/// An order that comes between the query and the kill, when its answer was read and its event was
+/// perhaps not.
+#[test]
+fn a_former_one_that_ran_just_before_it_was_ended_is_noticed() {
+    for has_run in [false, true] {
+        let left = Left::new(Standing::Arriving, true);
+        let registry = with_journal(&left);
+        let former = registry.vm("web1").unwrap().machine().unwrap();
+        send(&former);
+        let released = Released::of(&former, Silent::MayRun).unwrap();
+        if has_run {
+            former.qmp.cont().unwrap();
+        }
+        former.record().end(Until::Halted).unwrap();
+        let checked = released.check_ended();
+        assert_eq!(matches!(checked, Err(NotAlone::Ran(_))), has_run, "{checked:?}");
+        assert!(has_run || checked.is_ok(), "{checked:?}");
+        machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
+    }
+}
+
+/// Long after it has released the VM, as when the agent was restarted.
+#[test]
+fn a_former_one_that_does_not_answer_is_not_ended() {
+    for was_reached in [false, true] {
+        let left = Left::new(Standing::Arriving, true);
+        let registry = with_journal(&left);
+        let vm = registry.vm("web1").unwrap();
+        let former = vm.machine().unwrap();
+        send(&former);
+        if was_reached {
+            former.qmp.close();
+        } else {
+            vm.let_go();
+        }
+        let next = machine::reopen(&left.next, &left.vm).unwrap();
+        let refused = registry.be_alone("web1", &next);
+        let Err(NotAlone::MayLive(why)) = refused else { panic!("{refused:?}") };
+        let expected = format!("process {}, runs the VM is not known", left.former);
+        assert!(why.contains(&expected), "{why}");
+        assert!(is_alive(left.former) && is_alive(left.pid()));
+        next.quit().unwrap();
+        former.process.kill().unwrap();
+    }
 }
