@@ -365,6 +365,24 @@ fn the_next_qemu_does_not_get_a_vm_that_its_former_one_has_run_since() {
     machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
 }
 
+/// An earlier run of the agent may have ordered the next one to run it, so the agent decides nothing.
+#[test]
+fn a_vm_that_its_former_qemu_has_run_since_continues_there_by_the_operators_decision() {
+    let dir = TestDir::new();
+    let left = Left { handed_over: true, ..Left::new(&dir) };
+    left.sent();
+    let former = left.registry.vm("web1").unwrap().machine().unwrap();
+    former.qmp.cont().unwrap();
+    let starting = destination::Record::Starting { taken_back: false };
+    let committed = source::Record::Committed { run: true };
+    left.note(&[committed], &[destination::Record::Loaded, starting]);
+    assert!(left.settle(Some(ResolveSide::Here)));
+    assert_eq!(left.has(), left.former.pid());
+    assert!(!Left::is_alive(&left.next));
+    assert_eq!(former.qmp.run_state().unwrap(), RunState::Running);
+    stop(&left.registry);
+}
+
 /// One that was killed and waits for storage may still write to the VM's disks.
 #[test]
 fn the_next_qemu_gets_the_vm_when_the_former_one_has_exited() {
