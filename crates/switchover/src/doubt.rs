@@ -201,9 +201,15 @@ impl Doubt {
             ),
             Self::CannotRun { reason } => format!(
                 "{vm} was given to its next QEMU, which does not run it ({reason}); the agent \
-                 retries. To do without, unless RAM or taps were handed over: {former}"
+                 retries. To do without, as long as its former one lives: {former}"
             ),
-            Self::RunsHere | Self::RunsThereToo | Self::RunsAtBoth => format!(
+            Self::RunsHere => format!(
+                "{vm} was given to its next QEMU, and yet its former one runs it: something sent \
+                 `cont` to that one. The agent ends neither. {former}, and ends the next one: the \
+                 only way out if RAM or taps were handed over. Otherwise, if the next one runs it \
+                 too, {next}, and ends the former one. Check its disks then"
+            ),
+            Self::RunsThereToo | Self::RunsAtBoth => format!(
                 "{vm} was given to its next QEMU, and yet its former one runs it: something sent \
                  `cont` to that one. The agent ends neither: {next} and ends the former one; end \
                  the process of the next one, and {former}. Check its disks"

@@ -184,7 +184,7 @@ impl Settlers {
             None | Some(Ok(RunState::PostMigrate) | Err(_)) => Ok(()),
             Some(Ok(state)) => Err(Denied::Conflict(format!(
                 "the former QEMU of {vm} was ordered to run it, and is {state}: only that one can \
-                 have {vm}. `droveway resolve {vm} --here`"
+                 have {vm}. `droveway resolve {vm} --here` keeps it there, and ends the next one"
             ))),
         }
     }
