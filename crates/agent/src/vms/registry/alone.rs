@@ -139,14 +139,14 @@ impl<'m> Released<'m> {
 
 fn may_run(pid: u32, why: &str) -> NotAlone {
     NotAlone::MayLive(format!(
-        "whether its former QEMU, process {pid}, runs the VM is not known: {why}. If that one never \
-         answers, end that process"
+        "whether its former QEMU, process {pid}, runs the VM is not known: {why}. If that one \
+         never answers, end that process"
     ))
 }
 
 impl Registry {
-    /// Ends the former QEMU of a VM, of which this one then gets the taps. May be called again, long
-    /// after the former one has released the VM: one that does not answer is not ended.
+    /// Ends the former QEMU of a VM, of which this one then gets the taps. May be called again,
+    /// long after the former one has released the VM: one that does not answer is not ended.
     pub(crate) fn be_alone(&self, name: &str, one: &Machine) -> Result<(), NotAlone> {
         self.end_released(name, one, Silent::MayRun)
     }

@@ -365,7 +365,7 @@ fn the_next_qemu_does_not_get_a_vm_that_its_former_one_has_run_since() {
     machine::reopen(&left.next, &left.vm).unwrap().quit().unwrap();
 }
 
-/// An earlier run of the agent may have ordered the next one to run it, so the agent decides nothing.
+/// The next one may have been ordered to run it as well, so the agent decides nothing.
 #[test]
 fn a_vm_that_its_former_qemu_has_run_since_continues_there_by_the_operators_decision() {
     let dir = TestDir::new();
