@@ -169,7 +169,7 @@ pub enum RamBack {
 /// Why a QEMU must not run a VM that a former one on this host has sent it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAlone {
-    /// The former one may live, although it was to end.
+    /// The former one lives although it was to end, or whether it runs the VM is not known.
     #[error("{0}")]
     MayLive(String),
     /// The former one runs, or has run: something else has ordered it to. It was not ended.
