@@ -9,7 +9,8 @@
 //! made, and the program's next start lifts what the note names: see [`Notes::left`].
 //!
 //! [`memory_left`] tells how much memory the cgroups of a process leave it, and [`memory_room`]
-//! what another process in them can get.
+//! what another process in them can get. [`cpu_weights`] tells which of them share out CPU time
+//! between two processes.
 
 #![forbid(unsafe_code)]
 
@@ -21,12 +22,14 @@ mod note;
 mod period;
 mod scheduling;
 mod used;
+mod weights;
 
 pub use error::{NoteError, QuotaError};
 pub use memory::{memory_left, memory_room};
 pub use note::{Left, Notes};
 pub use period::{CPUS_MIN, Quota};
 pub use used::{Used, used};
+pub use weights::cpu_weights;
 
 use std::path::Path;
 

@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use host::quota::{Notes, Throttled, check, memory_left, used};
+use host::quota::{Notes, Throttled, check, cpu_weights, memory_left, used};
 
 /// A process that wants a whole CPU.
 struct Busy(Child);
@@ -70,6 +70,29 @@ fn threads_get_no_more_than_their_quota_and_go_back() {
     slowed.lift().unwrap();
     assert_eq!(busy.groups(), before);
     assert!(notes.left().unwrap().is_empty());
+}
+
+#[test]
+fn processes_in_groups_of_their_own_compete_by_the_groups_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = Notes::open(dir.path()).unwrap();
+    let pair = [Busy::start(), Busy::start()];
+    let weights = || cpu_weights(pair[0].pid(), pair[1].pid());
+    assert_eq!(weights(), None, "both are in one group");
+    let mut slowed = pair.each_ref().map(|busy| {
+        let mut slowed = Throttled::new(&notes, busy.pid(), &[busy.pid()]).unwrap();
+        slowed.add([busy.pid()]).unwrap();
+        slowed
+    });
+    for ((group, weight), busy) in weights().unwrap().iter().zip(&pair) {
+        assert!(group.ends_with(&format!("droveway-slow-{}", busy.pid())), "{group}");
+        // The kernel's defaults, with version 2 and 1.
+        assert!([100, 1024].contains(weight), "{weight}");
+    }
+    for slowed in &mut slowed {
+        slowed.lift().unwrap();
+    }
+    assert_eq!(weights(), None);
 }
 
 #[test]

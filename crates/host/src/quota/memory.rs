@@ -13,7 +13,7 @@ const CACHE: [&str; 3] = ["active_file", "inactive_file", "slab_reclaimable"];
 /// counts as used. None if nothing limits it, or if the limit can't be read.
 #[must_use]
 pub fn memory_left(pid: u32) -> Option<u64> {
-    let (group, mount) = group_of(pid)?;
+    let (group, mount) = group_of(pid, Controller::Memory)?;
     left(&group, &mount.at, mount.version)
 }
 
@@ -22,19 +22,21 @@ pub fn memory_left(pid: u32) -> Option<u64> {
 /// read, and with version 1.
 #[must_use]
 pub fn memory_room(pid: u32, swap_free_bytes: u64) -> Option<u64> {
-    let (group, mount) = group_of(pid).filter(|(_, mount)| mount.version == Version::V2)?;
+    let found = group_of(pid, Controller::Memory);
+    let (group, mount) = found.filter(|(_, mount)| mount.version == Version::V2)?;
     room(&group, &mount.at, swap_free_bytes)
 }
 
-fn group_of(pid: u32) -> Option<(PathBuf, Mount)> {
+/// The group of a process in this controller's hierarchy.
+pub(crate) fn group_of(pid: u32, controller: Controller) -> Option<(PathBuf, Mount)> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let mount = mount(&mountinfo, Controller::Memory, |at| at.join("cgroup.procs").exists())?;
+    let mount = mount(&mountinfo, controller, |at| at.join("cgroup.procs").exists())?;
     let group = mount.group(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)?;
     Some((group, mount))
 }
 
 /// The number in a group's file. Without a limit, version 2 has `max` there.
-fn number(group: &Path, file: &str) -> Option<u64> {
+pub(crate) fn number(group: &Path, file: &str) -> Option<u64> {
     fs::read_to_string(group.join(file)).ok()?.trim().parse().ok()
 }
 
