@@ -1,12 +1,14 @@
 //! One host.
 
 mod programs;
+mod weights;
 
 use api::{Finding, Severity};
 
 use crate::{Findings, size};
 use facts::host::{Carries, Facts, Kvm, Nic, VmFacts};
 use programs::{left_over, moved_by_earlier_agents, programs, replaced_programs};
+use weights::cpu_weights;
 
 /// Room for a few reports and logs; with less, writing VMs' records may fail.
 const STATE_FREE_MIN: u64 = 64 << 20;
@@ -57,6 +59,7 @@ pub(crate) fn of_destination(facts: &Facts, coming: &[VmFacts]) -> Vec<Finding> 
     user(facts, &mut findings);
     reach(facts, &mut findings);
     cgroups(facts, &mut findings);
+    cpu_weights(facts, &mut findings);
     clock(facts, &mut findings);
     memory(facts, &mut findings);
     huge_pages(facts, &mut findings);

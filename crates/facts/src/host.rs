@@ -256,6 +256,9 @@ pub struct VmFacts {
     pub environment: Vec<String>,
     /// Why its vCPUs can't be throttled; none if they can.
     pub unthrottled: Option<String>,
+    /// The cgroups between which CPU time is divided by weight: one with the agent, and one with
+    /// the VM. None if there are no such groups.
+    pub cpu_weights: Option<[(String, u64); 2]>,
     /// Why its QEMU can't migrate it, each with the device; empty if nothing is known.
     pub blockers: Vec<String>,
     /// Whether its QEMU loses what its guest writes while it moves.

@@ -56,6 +56,7 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
             .unwrap_or_default(),
         environment: machine.missing_environment(),
         unthrottled: unthrottled(machine),
+        cpu_weights: quota::cpu_weights(std::process::id(), machine.process.pid()),
         blockers: outgoing::blockers(&machine.qmp).unwrap_or_default(),
         loses_writes: machine.qmp.loses_writes().unwrap_or(false),
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),
