@@ -119,11 +119,25 @@ fn vms_have_scopes_of_their_own_and_outlive_all_that_is_done_with_the_agents_uni
     assert_eq!(group(&systemd, &again), SCOPE);
 }
 
+#[test]
+fn an_agent_next_to_all_slices_has_scopes_for_its_vms() {
+    let Some(systemd) = start() else { return };
+    drop_in(&systemd, "droveway", "weight", "Slice=-.slice\nCPUWeight=20");
+    systemd.says(&["systemctl", "restart", "droveway"]);
+    let agent = systemd.says(&["systemctl", "show", "--property=MainPID", "--value", "droveway"]);
+    assert_eq!(group(&systemd, agent.trim()), "0::/droveway.service");
+    let qemu = run(&systemd);
+    until("it has a scope", || group(&systemd, &qemu) == SCOPE);
+}
+
 /// As in a unit whose owner has tightened it; systemd then has `openat2` fail.
 fn restrict(systemd: &Systemd, unit: &str) {
-    let dir = format!("/etc/systemd/system/{unit}.service.d");
-    let line = format!("printf '[Service]\nRestrictSUIDSGID=yes\n' >{dir}/restrict.conf");
-    systemd.says(&["sh", "-c", &line]);
+    drop_in(systemd, unit, "restrict", "RestrictSUIDSGID=yes");
+}
+
+fn drop_in(systemd: &Systemd, unit: &str, name: &str, lines: &str) {
+    let path = format!("/etc/systemd/system/{unit}.service.d/{name}.conf");
+    systemd.says(&["sh", "-c", &format!("printf '[Service]\n{lines}\n' >{path}")]);
     systemd.says(&["systemctl", "daemon-reload"]);
 }
 
