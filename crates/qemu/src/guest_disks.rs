@@ -43,19 +43,10 @@ pub struct GuestDisk {
     pub bytes: u64,
     /// The topmost node.
     pub node: String,
-    /// The format: `raw`, `qcow2`...
-    pub format: String,
-    /// How the image is reached: `file`, `host_device`, `nbd`...
-    pub protocol: String,
     /// The image, as QEMU names it.
     pub file: String,
-    /// Its backing files, nearest first.
-    pub backing: Vec<String>,
     /// Whether the guest can't write to it.
     pub read_only: bool,
-    /// Whether QEMU bypasses the host's page cache for the image. If not, another
-    /// host may read stale data for a while.
-    pub direct: bool,
     /// How its content can be read.
     pub reading: Reading,
 }
@@ -106,20 +97,15 @@ impl QemuAnswers {
             let user = device.user();
             let drive = drives.iter().find(|drive| device_path(drive).as_ref() == Some(&user))?;
             let root = graph.node(drive["inserted"]["node-name"].as_str()?)?;
-            let image = reading::image(&graph, root, cwd);
             Some(GuestDisk {
                 device: device.path.clone(),
                 serial: device.seen_serial(),
                 address: device.address(&buses),
                 bytes: root.bytes,
                 node: root.name.to_owned(),
-                format: image.format,
-                protocol: image.protocol,
-                file: image.file,
-                backing: image.backing,
+                file: reading::file(&graph, root),
                 read_only: root.read_only,
-                direct: root.direct,
-                reading: image.reading,
+                reading: reading::of(&graph, root, cwd),
             })
         };
         self.devices.iter().filter_map(disk).collect()

@@ -220,7 +220,6 @@ impl Nodes<'_> {
                 "file": described(options),
                 "image": { "virtual-size": bytes },
                 "ro": is_so(options.get("read-only")),
-                "cache": { "direct": is_so(options.get("cache").and_then(|it| it.get("direct"))) },
                 "encrypted": options.contains_key("encrypt"),
             }))
         };
@@ -442,16 +441,16 @@ mod tests {
         let seen = "x".repeat(36);
         let shown = disks.iter().map(|disk| {
             let device = disk.device.strip_prefix("/machine/peripheral/").unwrap();
-            (device, disk.serial.as_str(), disk.address.as_deref(), disk.bytes, disk.direct)
+            (device, disk.serial.as_str(), disk.address.as_deref(), disk.bytes)
         });
         let expected = [
-            ("virtio-disk0", "", Some("0000:02:00.0"), 10 << 20, true),
-            ("virtio-disk1", "files-b", None, 4096, false),
-            ("virtio-disk2", "", Some("0000:00:05.0"), 0, false),
-            ("virtio-disk3", "g", None, 0, false),
-            ("virtio-disk4", "d", None, 9 << 20, false),
-            ("scsi0-0-1-0", "", Some("0000:03:00.0/0:1:0"), 9 << 20, false),
-            ("scsi0-0-2-0", seen.as_str(), None, 4096, false),
+            ("virtio-disk0", "", Some("0000:02:00.0"), 10 << 20),
+            ("virtio-disk1", "files-b", None, 4096),
+            ("virtio-disk2", "", Some("0000:00:05.0"), 0),
+            ("virtio-disk3", "g", None, 0),
+            ("virtio-disk4", "d", None, 9 << 20),
+            ("scsi0-0-1-0", "", Some("0000:03:00.0/0:1:0"), 9 << 20),
+            ("scsi0-0-2-0", seen.as_str(), None, 4096),
         ];
         assert_eq!(shown.collect::<Vec<_>>(), expected);
         let Reading::ByQemuNbd { image } = &disks[0].reading else { panic!("{disks:#?}") };

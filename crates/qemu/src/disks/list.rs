@@ -40,8 +40,6 @@ pub struct Disk {
     pub direct: bool,
     /// Whether the guest can't write to it.
     pub read_only: bool,
-    /// Whether its medium can be changed.
-    pub removable: bool,
     /// Why it doesn't move, if so.
     pub stays: Option<Stays>,
     /// What a mirror leaves behind of the image, in sentences for the operator.
@@ -113,7 +111,6 @@ fn disk(drive: &Value, shape: &Shape) -> Disk {
         allocated_bytes: allocated(image),
         direct: inserted["cache"]["direct"].as_bool().unwrap_or(false),
         read_only: inserted["ro"].as_bool().unwrap_or(false),
-        removable: drive["removable"].as_bool().unwrap_or(false),
         stays: None,
         notes: notes(inserted),
     };

@@ -19,7 +19,6 @@ pub(super) struct Node<'a> {
     pub(super) file: &'a str,
     pub(super) bytes: u64,
     pub(super) read_only: bool,
-    pub(super) direct: bool,
     pub(super) encrypted: bool,
     /// The nodes below, by their roles: `file`, `backing`, `data-file`.
     pub(super) children: BTreeMap<&'a str, &'a str>,
@@ -82,7 +81,6 @@ impl<'a> Node<'a> {
             file: one["file"].as_str().unwrap_or_default(),
             bytes: one["image"]["virtual-size"].as_u64().unwrap_or(0),
             read_only: is_so(&one["ro"]),
-            direct: is_so(&one["cache"]["direct"]),
             encrypted: is_so(&one["encrypted"]) || is_so(&one["image"]["encrypted"]),
             ..Self::default()
         })

@@ -95,60 +95,21 @@ pub enum NbdServer {
     Tcp(String),
 }
 
-/// The image of a disk.
-#[derive(Debug)]
-pub(super) struct Image {
-    pub(super) format: String,
-    pub(super) protocol: String,
-    pub(super) file: String,
-    pub(super) backing: Vec<String>,
-    pub(super) reading: Reading,
-}
-
-/// The image below the topmost node.
-pub(super) fn image(graph: &Graph<'_>, root: &Node<'_>, cwd: &Path) -> Image {
-    let top = below_filters(graph, root);
-    let bottom = bottom(graph, top);
-    let reading =
-        Walk { graph, cwd, seen: Cell::new(0) }.describe(root).and_then(Described::reading);
-    Image {
-        format: if top.children.is_empty() { "raw" } else { top.driver }.to_owned(),
-        protocol: bottom.driver.to_owned(),
-        file: filename(bottom).unwrap_or_else(|| bottom.file.to_owned()),
-        backing: backing(graph, top),
-        reading: reading.unwrap_or_else(|reason| Reading::No { reason }),
-    }
-}
-
-fn below_filters<'g, 'a>(graph: &'g Graph<'a>, root: &'g Node<'a>) -> &'g Node<'a> {
+/// The image below the topmost node, as QEMU names it.
+pub(super) fn file(graph: &Graph<'_>, root: &Node<'_>) -> String {
     let mut node = root;
-    for _ in 0..NODES_MAX {
-        let below = Some(node).filter(|node| FILTERS.contains(&node.driver));
-        let Some(child) = below.and_then(|node| graph.child(node, "file")) else { break };
-        node = child;
-    }
-    node
-}
-
-fn bottom<'g, 'a>(graph: &'g Graph<'a>, top: &'g Node<'a>) -> &'g Node<'a> {
-    let mut node = top;
     for _ in 0..NODES_MAX {
         let Some(child) = graph.child(node, "file") else { break };
         node = child;
     }
-    node
+    filename(node).unwrap_or_else(|| node.file.to_owned())
 }
 
-fn backing(graph: &Graph<'_>, top: &Node<'_>) -> Vec<String> {
-    let mut files = Vec::new();
-    let mut node = top;
-    while files.len() < NODES_MAX
-        && let Some(behind) = graph.child(node, "backing")
-    {
-        node = below_filters(graph, behind);
-        files.push(node.file.to_owned());
-    }
-    files
+/// How what is below the topmost node can be read.
+pub(super) fn of(graph: &Graph<'_>, root: &Node<'_>, cwd: &Path) -> Reading {
+    let walk = Walk { graph, cwd, seen: Cell::new(0) };
+    let reading = walk.describe(root).and_then(Described::reading);
+    reading.unwrap_or_else(|reason| Reading::No { reason })
 }
 
 /// A node as its QEMU has it, for another reader.

@@ -214,12 +214,8 @@ mod tests {
                 address: None,
                 bytes: 0,
                 node: "n".to_owned(),
-                format: "raw".to_owned(),
-                protocol: "file".to_owned(),
                 file: "/srv/a".to_owned(),
-                backing: Vec::new(),
                 read_only,
-                direct: false,
                 reading: Reading::Direct { path: "/srv/a".into(), offset: 0 },
             };
             assert_eq!(readable(opened, &disk).is_ok(), is_read, "{cached} {read_only}");
