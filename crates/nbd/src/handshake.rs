@@ -64,7 +64,7 @@ impl Greeting {
 pub struct OptionCode(pub u32);
 
 impl OptionCode {
-    /// Chooses an export, the oldest way, without error replies.
+    /// Chooses an export, the oldest way, without error replies. It is refused here.
     pub const EXPORT_NAME: Self = Self(1);
     /// Ends the negotiation.
     pub const ABORT: Self = Self(2);

@@ -31,12 +31,12 @@ pub(crate) fn choose(
     to: impl Write,
     exports: &[Export],
 ) -> Result<Option<usize>, ServerError> {
-    let mut talk = Talk { to, option: OptionCode(0), out: Vec::new(), exports, zeroes: true };
+    let mut talk = Talk { to, option: OptionCode(0), out: Vec::new(), exports };
     talk.out.extend_from_slice(&Greeting { flags: FIXED_NEWSTYLE | NO_ZEROES }.to_bytes());
     talk.send()?;
     let mut client_flags = [0; 4];
     from.read_exact(&mut client_flags).map_err(ServerError::reading)?;
-    talk.agree(u32::from_be_bytes(client_flags))?;
+    agree(u32::from_be_bytes(client_flags))?;
 
     let mut content = Vec::new();
     for _ in 0..OPTIONS_MAX {
@@ -57,6 +57,16 @@ pub(crate) fn choose(
     Err(ProtocolError::Unexpected(format!("no export chosen after {OPTIONS_MAX} options")).into())
 }
 
+/// Checks the flags that a client sets. All of them are known, and change nothing here.
+fn agree(flags: u32) -> Result<(), ServerError> {
+    let known = u32::from(FIXED_NEWSTYLE | NO_ZEROES);
+    if flags & !known != 0 {
+        let text = format!("it sets unknown flags in the handshake: {flags:#x}");
+        return Err(ProtocolError::Unexpected(text).into());
+    }
+    Ok(())
+}
+
 enum Turn {
     Next,
     Chosen(usize),
@@ -69,24 +79,16 @@ struct Talk<'a, W> {
     /// The answer to one option, sent in one piece.
     out: Vec<u8>,
     exports: &'a [Export],
-    zeroes: bool,
 }
 
 impl<W: Write> Talk<'_, W> {
-    fn agree(&mut self, flags: u32) -> Result<(), ServerError> {
-        let known = u32::from(FIXED_NEWSTYLE | NO_ZEROES);
-        if flags & !known != 0 {
-            let text = format!("it sets unknown flags in the handshake: {flags:#x}");
-            return Err(ProtocolError::Unexpected(text).into());
-        }
-        self.zeroes = flags & u32::from(NO_ZEROES) == 0;
-        Ok(())
-    }
-
     fn answer(&mut self, content: &[u8]) -> Result<Turn, ServerError> {
         match self.option {
             OptionCode::GO | OptionCode::INFO => Ok(self.inform(content)),
-            OptionCode::EXPORT_NAME => self.export_name(content).map(Turn::Chosen),
+            OptionCode::EXPORT_NAME => {
+                let text = "it chooses an export in a way that is older than GO";
+                Err(ProtocolError::Unexpected(text.to_owned()).into())
+            }
             OptionCode::LIST => self.list(content),
             OptionCode::ABORT => {
                 self.reply(Answer::ACK, &[]);
@@ -116,26 +118,6 @@ impl<W: Write> Talk<'_, W> {
         }
         self.reply(Answer::ACK, &[]);
         if self.option == OptionCode::GO { Turn::Chosen(chosen) } else { Turn::Next }
-    }
-
-    /// Answers EXPORT_NAME. It has no error reply: if the export doesn't exist, the
-    /// connection ends.
-    fn export_name(&mut self, content: &[u8]) -> Result<usize, ServerError> {
-        let name = str::from_utf8(content)
-            .map_err(|_| ProtocolError::Text { what: "the name of the requested export" })?;
-        let chosen = self.find(name).ok_or_else(|| {
-            ProtocolError::Unexpected(format!(
-                "it requested the export '{name}', which doesn't exist"
-            ))
-        })?;
-        let mut info = Vec::new();
-        self.export_info(chosen).write(&mut info);
-        // As INFO, without the type at the front.
-        self.out.extend_from_slice(info.get(2..).unwrap_or_default());
-        if self.zeroes {
-            self.out.extend_from_slice(&[0; 124]);
-        }
-        Ok(chosen)
     }
 
     fn list(&mut self, content: &[u8]) -> Result<Turn, ServerError> {
