@@ -25,8 +25,6 @@ pub mod handshake;
 mod joiner;
 mod page_word;
 mod record;
-#[doc(hidden)]
-pub mod recording;
 mod splitter;
 pub mod write;
 

@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use seeds::recording::Recording;
+
 /// Streams of QEMU.
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/stream/tests/recorded");
 
@@ -47,7 +49,7 @@ fn xen_streams() -> io::Result<Vec<Vec<u8>>> {
     for entry in fs::read_dir(RECORDED_OF_XL)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "xl") {
-            let recording = xen::recording::Recording::parse(&fs::read(&path)?);
+            let recording = Recording::parse(&fs::read(&path)?);
             let recording = recording.map_err(io::Error::other)?;
             let short = recording.shortened(XL_RECORDS);
             streams.extend((0..4_u8).map(|how| [&[how], &short[..]].concat()));

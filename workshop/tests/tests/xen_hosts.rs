@@ -11,7 +11,7 @@ use lab::fatal::{Kind, fatal};
 use lab::setup;
 use lab::xen::{DomainSpec, Migrated, Virtualization, XenHost, XenHosts};
 use marks::runs;
-use xen::recording::Recording;
+use seeds::recording::Recording;
 
 /// Checks of all memory after a move: the first one may have started before it.
 const CHECKS: u64 = 2;

@@ -263,8 +263,8 @@ pub(crate) fn print(path: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use page::PageIndex;
+    use seeds::recording::Recording;
     use xen::handshake::PERMISSION;
-    use xen::recording::Recording;
     use xen::{DomainKind, PageKind, PageWord, libxc, write};
 
     use super::*;

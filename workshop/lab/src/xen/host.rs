@@ -258,7 +258,7 @@ impl XenHost {
     }
 
     /// The same with these options of `xl migrate`. Returns what xl wrote to its transport, without
-    /// the contents of pages, as `xen::recording` reads it.
+    /// the contents of pages, as `seeds::recording` reads it.
     ///
     /// # Errors
     /// As [`XenHost::migrate_plainly`], or if nothing was recorded.

@@ -15,10 +15,8 @@
 use std::ops::ControlFlow;
 
 use page::{Epoch, PAGE_BYTES};
-
-use crate::handshake::PERMISSION;
-use crate::record::{PAGE_DATA_HEAD_BYTES, RECORD_HEAD_BYTES, WORD_BYTES};
-use crate::{
+use xen::handshake::PERMISSION;
+use xen::{
     Configuration, Joined, Joiner, PageWord, Record, Sink, Splitter, Step, XL_HEADER_BYTES,
     configuration_bytes, libxc,
 };
@@ -26,6 +24,10 @@ use crate::{
 const MAGIC: &[u8] = b"xl stream 1\n";
 const BYTES: u8 = 1;
 const PAGES: u8 = 2;
+/// A record's type and length, then the number of its pages, then their words.
+const RECORD_HEAD_BYTES: usize = 8;
+const PAGE_DATA_HEAD_BYTES: usize = 8;
+const WORD_BYTES: usize = 8;
 const HEAD_BYTES: usize = RECORD_HEAD_BYTES + PAGE_DATA_HEAD_BYTES;
 /// Most pages of a recording, over all passes: 128 MiB of words.
 const PAGES_MAX: u64 = 1 << 24;
@@ -150,6 +152,7 @@ impl Recording {
             Item::Pages { words, .. } => &words[..],
         });
         assert!(words.eq(&taken.words), "it has other pages");
+        assert!(!taken.words.is_empty(), "it has no page");
         let mut non_ram: Vec<u8> = Vec::new();
         for item in &self.0 {
             if let Item::Bytes(bytes) = item {
@@ -160,8 +163,7 @@ impl Recording {
         let (header, rest) = non_ram.split_first_chunk::<XL_HEADER_BYTES>().expect("a header");
         let bytes = configuration_bytes(header).expect("xl's header");
         let configuration = Configuration::parse(&rest[..bytes]).expect("a configuration");
-        let pages = taken.words.iter().filter_map(|word| PageWord::parse(*word).ok());
-        let last = pages.map(|word| word.page.0).max().expect("a page");
+        let last = taken.last_page;
         assert!(last < configuration.pages_max(), "page {last:#x} is beyond {configuration:?}");
     }
 }
@@ -176,6 +178,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], &'static str> {
 struct Taken {
     non_ram: Vec<u8>,
     words: Vec<u64>,
+    last_page: u32,
     epoch: Epoch,
     joiner: Joiner,
     record: Record,
@@ -186,8 +189,9 @@ impl Default for Taken {
         Self {
             non_ram: Vec::new(),
             words: Vec::new(),
+            last_page: 0,
             epoch: Epoch::default(),
-            joiner: Joiner::new(crate::DOMAIN_PAGES_MAX),
+            joiner: Joiner::new(xen::DOMAIN_PAGES_MAX),
             record: Record::default(),
         }
     }
@@ -207,6 +211,7 @@ impl Sink for Taken {
 
     fn page(&mut self, word: PageWord, _: Option<usize>) -> ControlFlow<()> {
         self.words.push(word.to_bits());
+        self.last_page = self.last_page.max(word.page.0);
         let joined = self.joiner.page_data(self.epoch, &[word], &mut self.record);
         assert_eq!(joined, Ok(Joined::Record), "each page is in an epoch once");
         ControlFlow::Continue(())
@@ -219,13 +224,13 @@ mod tests {
     use std::io::{self, Write};
 
     use page::PageIndex;
+    use xen::fuzzing::stream;
+    use xen::{DomainKind, PageKind, write};
 
     use super::*;
-    use crate::fuzzing::stream;
-    use crate::{DomainKind, PageKind, write};
 
     /// Where `make xen-record` puts them.
-    const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../workshop/seeds/recorded");
+    const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/recorded");
 
     /// Without recordings nothing is checked here, which the suite reports.
     #[test]

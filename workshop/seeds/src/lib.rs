@@ -1,0 +1,3 @@
+//! What fuzzing begins with, as far as tests use it too.
+
+pub mod recording;
