@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use serde_json::Value;
 
 use super::guest_port::value;
-use super::machine::{backend, pieces};
+use super::machine::{backend, key, pieces};
 use super::{CommandLine, CommandLineError, Item};
 
 /// Where a process finds its open files.
@@ -227,11 +227,6 @@ fn in_file(argument: &str, path: &str) -> String {
     words.extend(kept.map(|piece| piece.replace(',', ",,")));
     words.extend(["share=on".to_owned(), format!("mem-path={path}")]);
     words.join(",")
-}
-
-/// The name of a property in a piece of an argument.
-fn key(piece: &str) -> &str {
-    piece.split('=').next().unwrap_or_default()
 }
 
 fn not_handed_over(option: &str, reason: &'static str) -> CommandLineError {

@@ -7,7 +7,7 @@
 use std::os::fd::RawFd;
 
 use super::guest_port::value;
-use super::machine::pieces;
+use super::machine::{key, pieces, with_properties};
 use super::{CommandLine, GUEST_ID, Item, QMP_ID, option};
 
 /// What stands for where a socket listens, and how it begins.
@@ -124,11 +124,9 @@ impl CommandLine {
                 && let Item::Option { argument: Some(argument), .. } = item
                 && let Some(socket) = sockets.next()
             {
-                let kept = pieces(argument);
-                let kept = kept.iter().filter(|piece| !REPLACED.contains(&key(piece)));
-                let mut words: Vec<String> = kept.map(|piece| piece.replace(',', ",,")).collect();
-                words.push(format!("fd={socket},server=on,wait=off"));
-                *argument = words.join(",");
+                let put =
+                    [("fd", (*socket).into()), ("server", true.into()), ("wait", false.into())];
+                *argument = with_properties(argument, &REPLACED, &put);
             }
         }
         line
@@ -265,11 +263,6 @@ fn empties(argument: &str) -> bool {
     let pieces = pieces(argument);
     pieces.first().is_some_and(|kind| kind == "file")
         && !pieces.iter().any(|piece| key(piece) == "append")
-}
-
-/// The name of a property in a piece of an argument.
-pub(super) fn key(piece: &str) -> &str {
-    piece.split('=').next().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+use serde_json::Value;
+
+use super::guest_port::value;
 use super::{CommandLine, RamFile};
 
 /// A memory backend on a command line.
@@ -75,27 +78,10 @@ impl CommandLine {
 }
 
 pub(super) fn backend(argument: &str) -> Option<Backend> {
-    let json = argument.trim_start().starts_with('{');
-    let parsed: Option<serde_json::Value> =
-        if json { serde_json::from_str(argument).ok() } else { None };
-    let pieces = pieces(argument);
-    let value = |key: &str| match &parsed {
-        Some(json) => Some(match json.get(key)? {
-            serde_json::Value::String(text) => text.clone(),
-            other => other.to_string(),
-        }),
-        None => {
-            let named =
-                |piece: &String| Some(piece.strip_prefix(key)?.strip_prefix('=')?.to_owned());
-            pieces.iter().find_map(named)
-        }
-    };
-    let kind = match &parsed {
-        Some(_) => value("qom-type")?,
-        None => {
-            let first = pieces.first()?;
-            first.strip_prefix("qom-type=").unwrap_or(first).to_owned()
-        }
+    let value = |key: &str| value(argument, key);
+    let kind = match argument.trim_start().starts_with('{') {
+        true => value("qom-type")?,
+        false => pieces(argument).first()?.trim_start_matches("qom-type=").to_owned(),
     };
     if !kind.starts_with("memory-backend-") {
         return None;
@@ -135,6 +121,30 @@ fn size(text: &str) -> Option<u64> {
         Some(_) => return None,
     };
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// An argument with these properties in place of those.
+pub(super) fn with_properties(argument: &str, replaced: &[&str], put: &[(&str, Value)]) -> String {
+    if let Ok(Value::Object(mut json)) = serde_json::from_str(argument) {
+        json.retain(|key, _| !replaced.contains(&key.as_str()));
+        json.extend(put.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+        return Value::Object(json).to_string();
+    }
+    let pieces = pieces(argument);
+    // An empty one, as after a comma at the end, would make two commas, which are none.
+    let kept = pieces.iter().filter(|piece| !piece.is_empty() && !replaced.contains(&key(piece)));
+    let mut words: Vec<String> = kept.map(|piece| piece.replace(',', ",,")).collect();
+    words.extend(put.iter().map(|(key, value)| match value {
+        Value::String(text) => format!("{key}={}", text.replace(',', ",,")),
+        Value::Bool(on) => format!("{key}={}", if *on { "on" } else { "off" }),
+        other => format!("{key}={other}"),
+    }));
+    words.join(",")
+}
+
+/// The name of a property in a piece of an argument.
+pub(super) fn key(piece: &str) -> &str {
+    piece.split('=').next().unwrap_or_default()
 }
 
 /// The pieces of `a,b=c`, where `,,` is a comma within a piece.

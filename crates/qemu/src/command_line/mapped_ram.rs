@@ -3,10 +3,8 @@
 
 use std::os::fd::RawFd;
 
-use serde_json::Value;
-
 use super::hand_over::OPEN_FILES;
-use super::machine::{backend, pieces};
+use super::machine::{backend, with_properties};
 use super::{CommandLine, Item};
 
 /// The kind of backend whose memory QEMU leaves out of its stream: in a named file.
@@ -56,19 +54,8 @@ impl CommandLine {
 /// The argument of a backend, whose memory is that open file now.
 fn mapping(argument: &str, number: RawFd) -> String {
     let path = format!("{OPEN_FILES}{number}");
-    if let Ok(Value::Object(mut json)) = serde_json::from_str(argument) {
-        json.retain(|key, _| !REPLACED.contains(&key.as_str()));
-        json.insert("mem-path".to_owned(), path.into());
-        json.insert("prealloc".to_owned(), false.into());
-        return Value::Object(json).to_string();
-    }
-    let pieces = pieces(argument);
-    let key = |piece: &str| piece.split('=').next().unwrap_or_default().to_owned();
-    let kept = pieces.iter().filter(|piece| !REPLACED.contains(&key(piece).as_str()));
-    let mut words: Vec<String> = kept.map(|piece| piece.replace(',', ",,")).collect();
-    // Also against -mem-prealloc.
-    words.push(format!("mem-path={path},prealloc=off"));
-    words.join(",")
+    // The latter also against -mem-prealloc.
+    with_properties(argument, &REPLACED, &[("mem-path", path.into()), ("prealloc", false.into())])
 }
 
 #[cfg(test)]

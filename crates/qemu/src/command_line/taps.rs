@@ -10,8 +10,7 @@ use std::os::fd::RawFd;
 use serde_json::Value;
 
 use super::guest_port::value;
-use super::inherited::key;
-use super::machine::pieces;
+use super::machine::{pieces, with_properties};
 use super::{CommandLine, Item};
 
 /// What QEMU runs for a tap unless an option says otherwise.
@@ -151,7 +150,7 @@ fn numbers(argument: &str) -> Option<Vec<RawFd>> {
 fn with_files(argument: &str, numbers: &[RawFd]) -> String {
     let key = if numbers.len() == 1 { "fd" } else { "fds" };
     let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
-    with(argument, &REPLACED, &[(key, numbers.join(":").into())])
+    with_properties(argument, &REPLACED, &[(key, numbers.join(":").into())])
 }
 
 fn with_name(argument: &str, tap: &OpenTap, queues: usize) -> String {
@@ -166,26 +165,7 @@ fn with_name(argument: &str, tap: &OpenTap, queues: usize) -> String {
     if !tap.virtio_header {
         put.push(("vnet_hdr", false.into()));
     }
-    with(argument, &OPEN, &put)
-}
-
-/// An argument with these properties in place of those.
-fn with(argument: &str, replaced: &[&str], put: &[(&str, Value)]) -> String {
-    if let Ok(Value::Object(mut json)) = serde_json::from_str(argument) {
-        json.retain(|key, _| !replaced.contains(&key.as_str()));
-        json.extend(put.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
-        return Value::Object(json).to_string();
-    }
-    let pieces = pieces(argument);
-    // An empty one, as after a comma at the end, would make two commas, which are none.
-    let kept = pieces.iter().filter(|piece| !piece.is_empty() && !replaced.contains(&key(piece)));
-    let mut words: Vec<String> = kept.map(|piece| piece.replace(',', ",,")).collect();
-    words.extend(put.iter().map(|(key, value)| match value {
-        Value::String(text) => format!("{key}={}", text.replace(',', ",,")),
-        Value::Bool(on) => format!("{key}={}", if *on { "on" } else { "off" }),
-        other => format!("{key}={other}"),
-    }));
-    words.join(",")
+    with_properties(argument, &OPEN, &put)
 }
 
 #[cfg(test)]

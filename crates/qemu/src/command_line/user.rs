@@ -1,6 +1,6 @@
 //! The user that a command line makes QEMU run as.
 
-use super::machine::pieces;
+use super::machine::{pieces, with_properties};
 use super::{CommandLine, Item};
 
 impl CommandLine {
@@ -55,9 +55,8 @@ fn user_option(item: &Item) -> Option<String> {
 /// What is left of the option without its user.
 fn rest_of(item: &Item) -> Option<Item> {
     let Item::Option { typed, name, argument: Some(argument) } = item else { return None };
-    let others = pieces(argument).into_iter().filter(|piece| !piece.starts_with("user="));
-    let others: Vec<String> = others.map(|piece| piece.replace(',', ",,")).collect();
-    let rest = Some(others.join(",")).filter(|rest| name == "run-with" && !rest.is_empty());
+    let rest = with_properties(argument, &["user"], &[]);
+    let rest = Some(rest).filter(|rest| name == "run-with" && !rest.is_empty());
     rest.map(|rest| Item::Option { typed: typed.clone(), name: name.clone(), argument: Some(rest) })
 }
 

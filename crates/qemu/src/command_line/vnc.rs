@@ -9,8 +9,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
 use super::hand_over::OPEN_FILES;
-use super::inherited::{Address, key};
-use super::machine::pieces;
+use super::inherited::Address;
+use super::machine::{key, pieces};
 use super::{CommandLine, Item};
 
 /// The port of the display 0.
