@@ -8,9 +8,9 @@
 //! There is no thread here: callers take a sample once a second.
 
 mod counters;
+mod error;
 mod link;
 mod lower;
-mod mtu;
 mod owner;
 mod sock_diag;
 mod speed;
@@ -21,6 +21,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use counters::{Counters, Table};
+pub use error::NicError;
+use link::without_label;
 pub use link::{LinkState, has_spanning_tree, link_state, remove_link};
 pub use owner::{has_listener, listener_at, processes_of, user_of};
 pub use tcp::TcpCounts;
@@ -31,33 +33,6 @@ const BETWEEN_LEAST: Duration = Duration::from_millis(500);
 
 /// The loopback interface of every network namespace.
 const LOOPBACK: &str = "lo";
-
-/// Errors of this host.
-#[derive(Debug, thiserror::Error)]
-pub enum NicError {
-    /// No interface has the address.
-    #[error("no network interface here has the address {0}; `ip address` lists what there is")]
-    NoSuchAddress(IpAddr),
-    /// The interface with the address carries nothing to other hosts.
-    #[error(
-        "the address {address} is on {interface}, and which network cards carry its traffic is \
-         not known"
-    )]
-    NotOnNic {
-        /// The address.
-        address: IpAddr,
-        /// The interface.
-        interface: String,
-    },
-    /// The system refuses.
-    #[error("{action}: {source}")]
-    System {
-        /// What was tried.
-        action: &'static str,
-        /// The system's error.
-        source: io::Error,
-    },
-}
 
 /// Bytes per second in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -212,7 +187,7 @@ pub struct Described {
 pub fn describe(address: IpAddr) -> Result<Described, NicError> {
     let name = holding(address)?;
     let speed_bytes_per_s = speed::bytes_per_s(&lower::carrier(&name));
-    Ok(Described { speed_bytes_per_s, mtu: mtu::bytes(&name), name })
+    Ok(Described { speed_bytes_per_s, mtu: link::mtu(&name), name })
 }
 
 /// The interface that has `address`.
@@ -223,12 +198,6 @@ fn holding(address: IpAddr) -> Result<String, NicError> {
     let holding = interfaces.into_iter().find(|interface| interface.ip() == address);
     let name = holding.map(|interface| without_label(&interface.name).to_owned());
     name.ok_or(NicError::NoSuchAddress(address))
-}
-
-/// The interface's name without the label of one of its addresses: with `ip address add ... label
-/// eth0:1` the C library says `eth0:1`, and the counters are those of `eth0`.
-fn without_label(name: &str) -> &str {
-    name.split_once(':').map_or(name, |(interface, _)| interface)
 }
 
 /// Whether the interface has the address, but none of its traffic with other hosts: a routed host
@@ -293,14 +262,6 @@ mod tests {
         let stranger: IpAddr = "192.0.2.77".parse().unwrap();
         let refused = Nics::new().add(stranger, None).unwrap_err();
         assert!(matches!(refused, NicError::NoSuchAddress(address) if address == stranger));
-    }
-
-    #[test]
-    fn a_label_of_an_address_is_no_part_of_its_interfaces_name() {
-        for (name, interface) in [("eth0", "eth0"), ("eth0:1", "eth0"), ("bond0.7:vip", "bond0.7")]
-        {
-            assert_eq!(without_label(name), interface);
-        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Whether an interface can carry packets: by netlink, which alone knows what an interface is a
-//! port of. And the removal of one.
+//! Whether an interface can carry packets, and of which length: by netlink, which alone knows what
+//! an interface is a port of. And the removal of one.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
 };
 
-use crate::nic::{NicError, without_label};
+use crate::nic::NicError;
 
 const GET_LINK: u16 = 18;
 const NEW_LINK: u16 = 16;
@@ -27,6 +27,7 @@ const FLAGS: usize = HEADER_BYTES + 8;
 const UP: u32 = 1;
 /// Attributes of an interface.
 const NAME: u16 = 3;
+const MTU: u16 = 4;
 const MASTER: u16 = 10;
 const LINK_INFO: u16 = 18;
 /// In [`LINK_INFO`]: the interface's own kind, not what it is as a port.
@@ -59,9 +60,6 @@ pub enum LinkState {
 /// # Errors
 /// If the system refuses.
 pub fn link_state(name: &str) -> Result<LinkState, NicError> {
-    if name.is_empty() || name.len() > NAME_MAX {
-        return Ok(LinkState::Missing);
-    }
     let Some(link) = query(Which::Named(name))? else { return Ok(LinkState::Missing) };
     if !link.is_up {
         return Ok(LinkState::Down);
@@ -83,12 +81,21 @@ pub fn link_state(name: &str) -> Result<LinkState, NicError> {
 /// # Errors
 /// If the system refuses.
 pub fn has_spanning_tree(name: &str) -> Result<bool, NicError> {
-    if name.is_empty() || name.len() > NAME_MAX {
-        return Ok(false);
-    }
     let master = query(Which::Named(name))?.and_then(|link| link.master);
     let bridge = master.map(|index| query(Which::At(index))).transpose()?.flatten();
     Ok(bridge.is_some_and(|bridge| bridge.has_spanning_tree))
+}
+
+/// The MTU of an interface in bytes, without the link layer's header; none if there is no such
+/// interface, or the system refuses.
+pub(crate) fn mtu(name: &str) -> Option<u32> {
+    query(Which::Named(name)).ok()??.mtu
+}
+
+/// The interface's name without the label of one of its addresses: with `ip address add ... label
+/// eth0:1` the C library says `eth0:1`, and the counters are those of `eth0`.
+pub(crate) fn without_label(name: &str) -> &str {
+    name.split_once(':').map_or(name, |(interface, _)| interface)
 }
 
 /// Removes an interface; it may be missing.
@@ -109,16 +116,20 @@ enum Which<'n> {
     At(u32),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Link {
     is_up: bool,
     /// The index of what it is a port of: a bridge, Open vSwitch's datapath, and the like.
     master: Option<u32>,
     is_bridge: bool,
     has_spanning_tree: bool,
+    mtu: Option<u32>,
 }
 
 fn query(which: Which<'_>) -> Result<Option<Link>, NicError> {
+    if matches!(which, Which::Named(name) if name.is_empty() || name.len() > NAME_MAX) {
+        return Ok(None);
+    }
     let found = exchange(&message(GET_LINK, REQUEST, which)).and_then(|answer| read(&answer));
     let action = "querying the kernel for an interface";
     found.map_err(|source| NicError::System { action, source })
@@ -170,9 +181,10 @@ fn read(answer: &[u8]) -> io::Result<Option<Link>> {
     let kind = short(answer, 4).ok_or_else(odd)?;
     let flags = word(answer, FLAGS).filter(|_| kind == NEW_LINK).ok_or_else(odd)?;
     let is_up = flags & UP != 0;
-    let mut link = Link { is_up, master: None, is_bridge: false, has_spanning_tree: false };
+    let mut link = Link { is_up, ..Link::default() };
     for (kind, content) in attributes(answer.get(HEADER_BYTES + LINK_BYTES..).unwrap_or_default()) {
         match kind {
+            MTU => link.mtu = word(content, 0),
             MASTER => link.master = word(content, 0).filter(|index| *index != 0),
             LINK_INFO => {
                 let is_bridge = |(kind, name): (u16, &[u8])| kind == INFO_KIND && name == BRIDGE;
@@ -261,10 +273,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_label_of_an_address_is_no_part_of_its_interfaces_name() {
+        for (name, interface) in [("eth0", "eth0"), ("eth0:1", "eth0"), ("bond0.7:vip", "bond0.7")]
+        {
+            assert_eq!(without_label(name), interface);
+        }
+    }
+
+    #[test]
     fn loopback_is_connected_and_a_missing_interface_is_missing() {
         assert_eq!(link_state("lo").unwrap(), LinkState::Connected);
         for name in ["", "no-such-one", "a name that is far too long for one"] {
             assert_eq!(link_state(name).unwrap(), LinkState::Missing, "{name}");
+        }
+    }
+
+    #[test]
+    fn loopback_has_an_mtu_and_a_missing_interface_has_none() {
+        assert!(mtu("lo").is_some_and(|mtu| mtu >= 1500), "{:?}", mtu("lo"));
+        for name in ["no-such-one", "a name that is far too long for one"] {
+            assert_eq!(mtu(name), None);
         }
     }
 
@@ -285,9 +313,8 @@ mod tests {
             answer.extend(attributes.concat());
             read(&answer).unwrap()
         };
-        let link = |is_up, master, is_bridge| {
-            Some(Link { is_up, master, is_bridge, has_spanning_tree: false })
-        };
+        let link =
+            |is_up, master, is_bridge| Some(Link { is_up, master, is_bridge, ..Link::default() });
         let port = [attribute(MASTER, &7_u32.to_ne_bytes())];
         assert_eq!(answer(UP, &port), link(true, Some(7), false));
         assert_eq!(answer(UP | 0x1000, &[]), link(true, None, false));
