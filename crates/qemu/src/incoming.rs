@@ -169,11 +169,7 @@ impl Incoming {
     /// Announces the VM to the network's switches as often as its owner has set, and restores
     /// QEMU's settings. The VM runs even if that fails.
     pub fn announce(&self) {
-        let arguments = self.settings.lock().announcement();
-        let silent = arguments["rounds"] == 0;
-        if !silent && let Err(error) = self.qmp.execute("announce-self", arguments) {
-            tracing::warn!(%error, "the VM can't announce itself to its network");
-        }
+        self.settings.lock().announce(&self.qmp);
         self.restore();
     }
 

@@ -297,7 +297,7 @@ impl Outgoing {
             self.qmp.cont()?;
             if status == Status::Completed {
                 // Switches may have learned that the VM left.
-                self.announce();
+                self.settings.lock().announce(&self.qmp);
             }
         }
         self.restore();
@@ -334,13 +334,6 @@ impl Outgoing {
     fn ended(&self, status: &Status) -> QmpError {
         let why = self.error().map(|error| format!(": {error}")).unwrap_or_default();
         QmpError::Migration(format!("it ended {status}{why}"))
-    }
-
-    fn announce(&self) {
-        let parameters = self.settings.lock().announcement();
-        if let Err(error) = self.qmp.execute("announce-self", parameters) {
-            tracing::warn!(%error, "the VM can't announce itself to its network");
-        }
     }
 }
 

@@ -11,10 +11,9 @@ use std::path::Path;
 
 use host::nic;
 use host::taps::{self, DRIVER, Device, Joining, Packets, Queue, TapError};
-use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
-use super::Machine;
 use super::inherit_error::InheritError;
+use super::{Machine, open_files};
 use crate::command_line::{CommandLine, OpenTap, PassedTap};
 use crate::process::{Process, command_line_of, proc_path};
 
@@ -323,11 +322,7 @@ fn open_in(process: &Process) -> Vec<(Device, Queue)> {
 
 /// A process's open file of this number.
 fn take(process: &Process, number: RawFd) -> Option<Queue> {
-    // A command line may have any number.
-    if number < 0 {
-        return None;
-    }
-    pidfd_getfd(process.pidfd(), number, PidfdGetfdFlags::empty()).ok().map(Queue::of)
+    open_files::take(process, number).map(Queue::of)
 }
 
 /// The tap of a process's open file.

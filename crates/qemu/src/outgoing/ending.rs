@@ -123,15 +123,9 @@ fn end_migration(qmp: &Qmp) -> Result<(), QmpError> {
 
 /// Announces the VM to the network's switches, as QEMU does after a migration.
 pub fn announce(machine: &Machine) {
-    let told = Settings::of(&machine.qmp).and_then(|settings| {
-        let arguments = settings.announcement();
-        if arguments["rounds"] == 0 {
-            return Ok(());
-        }
-        machine.qmp.execute("announce-self", arguments).map(drop)
-    });
-    if let Err(error) = told {
-        tracing::warn!(%error, "the VM can't announce itself to its network");
+    match Settings::of(&machine.qmp) {
+        Ok(settings) => settings.announce(&machine.qmp),
+        Err(error) => tracing::warn!(%error, "the VM can't announce itself to its network"),
     }
 }
 

@@ -92,8 +92,18 @@ impl Settings {
         }
     }
 
+    /// Announces the VM to the network's switches as often as its owner has set, which may be not
+    /// at all.
+    pub(crate) fn announce(&self, qmp: &Qmp) {
+        let arguments = self.announcement();
+        let silent = arguments["rounds"] == 0;
+        if !silent && let Err(error) = qmp.execute("announce-self", arguments) {
+            tracing::warn!(%error, "the VM can't announce itself to its network");
+        }
+    }
+
     /// The arguments with which `announce-self` does what a migration would.
-    pub(crate) fn announcement(&self) -> Value {
+    fn announcement(&self) -> Value {
         let arguments: Map<String, Value> = ANNOUNCE
             .iter()
             .filter_map(|name| {
