@@ -35,5 +35,5 @@ pub use joiner::{Arrived, JoinError, Joined, Joiner, Record};
 pub use page_word::{PageKind, PageWord};
 pub use record::{OPTIONAL_BYTES_MAX, RECORD_BYTES_MAX, RECORD_PAGES_MAX, libxc, libxl};
 pub use splitter::{
-    Domain, DomainKind, Progress, Sink, Splitter, Step, XL_HEADER_BYTES, configuration_bytes,
+    DomainKind, Progress, Sink, Splitter, Step, XL_HEADER_BYTES, configuration_bytes,
 };

@@ -15,7 +15,7 @@ use crate::cursor::{Cursor, Short};
 use crate::record::{OPTIONAL, RECORD_HEAD_BYTES, libxc, libxl, padded};
 use crate::{Layer, PageWord, RECORD_BYTES_MAX, StreamError};
 
-pub use headers::{Domain, DomainKind, XL_HEADER_BYTES, configuration_bytes};
+pub use headers::{DomainKind, XL_HEADER_BYTES, configuration_bytes};
 
 /// The receiver of a stream's parts, in their order.
 pub trait Sink {
@@ -96,7 +96,7 @@ enum Position {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Image {
     Ahead,
-    /// It continues after a checkpoint.
+    /// Its headers were read; it continues after a checkpoint.
     Open,
     Ended,
 }
@@ -126,7 +126,6 @@ impl From<StreamError> for Halt {
 pub struct Splitter {
     position: Position,
     image: Image,
-    domain: Option<Domain>,
     /// The page words of the current record.
     words: Vec<PageWord>,
     epoch: Epoch,
@@ -141,7 +140,6 @@ impl Default for Splitter {
         Self {
             position: Position::Before(Part::XlHeader),
             image: Image::Ahead,
-            domain: None,
             words: Vec::new(),
             epoch: Epoch::default(),
             floor: u64::MAX,
@@ -151,12 +149,6 @@ impl Default for Splitter {
 }
 
 impl Splitter {
-    /// The domain, once libxc's headers were read.
-    #[must_use]
-    pub fn domain(&self) -> Option<Domain> {
-        self.domain
-    }
-
     /// The epoch of the last page, or of the one that was refused.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
@@ -198,7 +190,7 @@ impl Splitter {
             }
             Words { .. } | Pages { .. } => "within a PAGE_DATA record",
             _ if self.image == Image::Ended => "after the image of libxc",
-            _ if self.domain.is_some() => "within the image of libxc",
+            _ if self.image == Image::Open => "within the image of libxc",
             _ => "before the image of libxc",
         };
         Err(StreamError::EndedEarly { place })
@@ -236,7 +228,8 @@ impl Splitter {
                 (RECORD_HEAD_BYTES, padded(bytes), then)
             }
             Part::LibxcHeaders => {
-                self.domain = Some(headers::libxc(rest)?);
+                headers::libxc(rest)?;
+                self.image = Image::Open;
                 (headers::LIBXC_BYTES, 0, Part::LibxcRecord)
             }
             Part::LibxcRecord => {

@@ -37,17 +37,6 @@ pub enum DomainKind {
     Hvm,
 }
 
-/// What libxc's headers contain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Domain {
-    /// The domain's kind.
-    pub kind: DomainKind,
-    /// The version of the image's format.
-    pub format: u32,
-    /// Major and minor version of the source's Xen.
-    pub xen: (u32, u32),
-}
-
 /// The length of the domain's configuration, which follows xl's header.
 ///
 /// # Errors
@@ -104,7 +93,7 @@ pub(super) fn libxl(rest: &[u8]) -> Result<(), Halt> {
     Ok(())
 }
 
-pub(super) fn libxc(rest: &[u8]) -> Result<Domain, Halt> {
+pub(super) fn libxc(rest: &[u8]) -> Result<(), Halt> {
     let mut cursor = Cursor::over(rest, LIBXC_BYTES)?;
     let layer = Layer::Libxc;
     if (cursor.array::<8>()?, cursor.array::<4>()?) != (LIBXC_MARKER, LIBXC_IDENT) {
@@ -119,14 +108,12 @@ pub(super) fn libxc(rest: &[u8]) -> Result<Domain, Halt> {
     }
     let _reserved = cursor.array::<6>()?;
     let (kind, bits) = (cursor.le_u32()?, cursor.le_u16()?);
-    let kind = match kind {
-        1 => DomainKind::Pv,
-        2 => DomainKind::Hvm,
-        _ => return Err(StreamError::DomainKind { kind }.into()),
-    };
+    // PV, and HVM or PVH.
+    if !(1..=2).contains(&kind) {
+        return Err(StreamError::DomainKind { kind }.into());
+    }
     if bits != PAGE_BITS {
         return Err(StreamError::PageBits { bits }.into());
     }
-    let _reserved = cursor.le_u16()?;
-    Ok(Domain { kind, format, xen: (cursor.le_u32()?, cursor.le_u32()?) })
+    Ok(())
 }
