@@ -32,7 +32,7 @@ use crate::socket;
 
 pub use error::QmpError;
 pub use event::Event;
-pub use query::{MemoryBackend, RunState, Vcpu};
+pub use query::{MemoryBackend, RunState};
 pub(crate) use query::{list, odd};
 
 use line::Lines;

@@ -65,7 +65,7 @@ fn one(living: &Living, memory: &HostMemory) -> VmFacts {
 
 /// Why the VM's vCPUs can't be throttled. None as well if QEMU doesn't report their threads.
 fn unthrottled(machine: &Machine) -> Option<String> {
-    let vcpus: Vec<u32> = machine.qmp.vcpus().ok()?.iter().map(|vcpu| vcpu.thread).collect();
+    let vcpus = machine.qmp.vcpus().ok()?;
     quota::check(machine.process.pid(), &vcpus).err().map(|error| error.to_string())
 }
 

@@ -67,15 +67,6 @@ impl std::fmt::Display for RunState {
     }
 }
 
-/// One vCPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Vcpu {
-    /// QEMU's index for it.
-    pub index: u32,
-    /// Its thread on the host.
-    pub thread: u32,
-}
-
 /// One memory backend object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryBackend {
@@ -106,18 +97,13 @@ impl Qmp {
         Ok(RunState::parse(status))
     }
 
-    /// The VM's vCPUs.
+    /// The host's threads of the VM's vCPUs.
     ///
     /// # Errors
     /// If QEMU doesn't answer.
-    pub fn vcpus(&self) -> Result<Vec<Vcpu>, QmpError> {
+    pub fn vcpus(&self) -> Result<Vec<u32>, QmpError> {
         let answer = self.execute("query-cpus-fast", json!({}))?;
-        let vcpu = |one: &Value| {
-            let number =
-                |name: &str| one[name].as_u64().and_then(|value| u32::try_from(value).ok());
-            Some(Vcpu { index: number("cpu-index")?, thread: number("thread-id")? })
-        };
-        list(&answer, "query-cpus-fast", vcpu)
+        list(&answer, "query-cpus-fast", |one| u32::try_from(one["thread-id"].as_u64()?).ok())
     }
 
     /// The process that the vCPUs' threads belong to, if it is visible to the
@@ -125,7 +111,7 @@ impl Qmp {
     /// socket, but only if QEMU is in the agent's PID namespace: the caller must
     /// check that the process is this QEMU.
     pub(crate) fn process_of_vcpu(&self) -> Option<u32> {
-        let thread = self.vcpus().ok()?.first()?.thread;
+        let thread = *self.vcpus().ok()?.first()?;
         let status = std::fs::read_to_string(crate::process::proc_path(thread, "status")).ok()?;
         status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
     }

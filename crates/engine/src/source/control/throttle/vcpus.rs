@@ -43,8 +43,7 @@ struct Thread {
 impl Vcpus {
     /// Measures a VM's vCPUs, or reports why not.
     pub(crate) fn of(machine: &Machine) -> Result<Self, String> {
-        let vcpus = machine.qmp.vcpus().map_err(|error| error.to_string())?;
-        let mut ids: Vec<u32> = vcpus.iter().map(|vcpu| vcpu.thread).collect();
+        let mut ids = machine.qmp.vcpus().map_err(|error| error.to_string())?;
         // One thread may run several vCPUs.
         ids.sort_unstable();
         ids.dedup();
