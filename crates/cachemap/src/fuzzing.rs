@@ -2,7 +2,7 @@
 
 use crate::{
     AnswerKind, Budget, DEVICES_MAX, Device, LeftOut, Limits, Listener, Query, QueryFinder, Reason,
-    Reply, Run, State, Summary, VERSION, refusal,
+    Reply, Run, State, Summary, VERSION,
 };
 
 const LIMITS: Limits = Limits { ram_pages: 4096, end_page: 8192 };
@@ -82,7 +82,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut empty = Vec::new();
     Reply::new(&query(), "", &mut empty).finish(Summary::default(), &mut empty);
     let mut refused = vec![1, 2, 3];
-    refusal(&query(), "0.1.0", "no", &mut refused);
+    Reply::new(&query(), "0.1.0", &mut refused).refuse("no", &mut refused);
     vec![map, empty, refused, query().to_bytes().to_vec()]
 }
 

@@ -42,11 +42,11 @@ pub use device::Device;
 pub use fault::Fault;
 pub use greeting::{Clears, Greeting};
 pub use listener::{Limits, Listener, State};
-pub use map::{CacheMap, DiskSector};
+pub use map::CacheMap;
 pub use query::{AnswerKind, Budget, Query, QueryFinder};
 pub use run::Run;
 pub use summary::{End, LeftOut, Reason, Summary};
-pub use write::{Reply, refusal};
+pub use write::Reply;
 
 /// The version of the protocol.
 pub const VERSION: u16 = 1;

@@ -86,12 +86,6 @@ impl Listener {
         self.greeting.as_ref()
     }
 
-    /// The bytes received so far.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// Takes received bytes, in pieces of any size.
     ///
     /// # Errors

@@ -2,23 +2,12 @@
 
 use crate::{Device, PAGE_SECTORS, Run, Summary};
 
-/// Where on a disk a page's content should be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DiskSector {
-    /// The disk, by its index in [`CacheMap::devices`].
-    pub device: u16,
-    /// Its first sector, of 512 bytes.
-    pub sector: u64,
-}
-
 /// A helper's report: pages within the VM's memory, and places within its disks. It may be false,
 /// and it ages while the guest runs. It is a hint, and each page is compared before it is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheMap {
     devices: Vec<Device>,
     runs: Vec<Run>,
-    pages: u64,
-    overlapping: u64,
     summary: Summary,
 }
 
@@ -26,7 +15,6 @@ impl CacheMap {
     /// Sorts the runs. If a page was reported twice, one of its places is kept.
     pub(crate) fn new(devices: Vec<Device>, mut runs: Vec<Run>, summary: Summary) -> Self {
         runs.sort_unstable_by_key(|run| (run.page, run.device, run.sector, run.pages));
-        let told: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
         let mut end = 0_u64;
         runs.retain_mut(|run| {
             let twice = end.saturating_sub(run.page).min(run.pages.into());
@@ -42,8 +30,7 @@ impl CacheMap {
             longer.is_some()
         });
         runs.shrink_to_fit();
-        let pages: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
-        Self { devices, runs, pages, overlapping: told - pages, summary }
+        Self { devices, runs, summary }
     }
 
     /// The disks that places are on.
@@ -61,13 +48,7 @@ impl CacheMap {
     /// The number of their pages.
     #[must_use]
     pub fn pages(&self) -> u64 {
-        self.pages
-    }
-
-    /// How many reported pages had been reported before.
-    #[must_use]
-    pub fn overlapping(&self) -> u64 {
-        self.overlapping
+        self.runs.iter().map(|run| u64::from(run.pages)).sum()
     }
 
     /// The helper's summary.
@@ -75,37 +56,23 @@ impl CacheMap {
     pub fn summary(&self) -> &Summary {
         &self.summary
     }
-
-    /// Where a page should be on disk.
-    #[must_use]
-    pub fn find(&self, page: u64) -> Option<DiskSector> {
-        let after = self.runs.partition_point(|run| run.page <= page);
-        let run = self.runs.get(after.checked_sub(1)?).filter(|run| page < run.end_page())?;
-        let sector = run.sector + (page - run.page) * PAGE_SECTORS;
-        Some(DiskSector { device: run.device, sector })
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
 
     #[test]
-    fn pages_are_found_where_a_run_has_them() {
+    fn runs_are_in_order_and_joined() {
         let run = |page, sector, pages, device| Run { page, sector, pages, device };
         let runs = vec![run(20, 800, 2, 1), run(10, 80, 5, 0), run(15, 120, 1, 0)];
         let map = CacheMap::new(Vec::new(), runs, Summary::default());
         assert_eq!(map.runs(), [run(10, 80, 6, 0), run(20, 800, 2, 1)]);
-        assert_eq!((map.pages(), map.overlapping()), (8, 0));
-        let place = |device, sector| Some(DiskSector { device, sector });
-        assert_eq!(map.find(10), place(0, 80));
-        assert_eq!(map.find(15), place(0, 120));
-        assert_eq!(map.find(21), place(1, 808));
-        for page in [0, 9, 16, 19, 22, u64::MAX] {
-            assert_eq!(map.find(page), None, "{page}");
-        }
+        assert_eq!(map.pages(), 8);
     }
 
     proptest! {
@@ -117,25 +84,19 @@ mod tests {
                 .into_iter()
                 .map(|(page, sector, pages, device)| Run { page, sector, pages, device })
                 .collect();
-            let told: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
             let map = CacheMap::new(Vec::new(), runs.clone(), Summary::default());
-            for page in 0..100 {
-                let places: Vec<DiskSector> = runs
-                    .iter()
-                    .filter(|run| (run.page..run.end_page()).contains(&page))
-                    .map(|run| DiskSector {
-                        device: run.device,
-                        sector: run.sector + (page - run.page) * PAGE_SECTORS,
-                    })
-                    .collect();
-                match map.find(page) {
-                    Some(place) => prop_assert!(places.contains(&place)),
-                    None => prop_assert!(places.is_empty()),
-                }
-            }
-            let in_order = |pair: &[Run]| pair[0].end_page() <= pair[1].page;
-            prop_assert!(map.runs().windows(2).all(in_order));
-            prop_assert_eq!(map.pages() + map.overlapping(), told);
+            let places = |run: &Run| -> Vec<(u64, u16, u64)> {
+                let Run { page, sector, pages, device } = *run;
+                let each = 0..u64::from(pages);
+                each.map(|nth| (page + nth, device, sector + nth * PAGE_SECTORS)).collect()
+            };
+            let told: BTreeSet<_> = runs.iter().flat_map(places).collect();
+            let kept: Vec<_> = map.runs().iter().flat_map(places).collect();
+            prop_assert!(kept.iter().all(|place| told.contains(place)));
+            prop_assert!(kept.windows(2).all(|pair| pair[0].0 < pair[1].0));
+            let pages: BTreeSet<u64> = told.iter().map(|(page, ..)| *page).collect();
+            prop_assert_eq!(kept.len(), pages.len());
+            prop_assert_eq!(map.pages(), pages.len() as u64);
         }
     }
 }

@@ -124,8 +124,3 @@ impl Reply {
         self.sequence = self.sequence.wrapping_add(1);
     }
 }
-
-/// The whole answer of a helper that refuses.
-pub fn refusal(query: &Query, program: &str, text: &str, out: &mut Vec<u8>) {
-    Reply::new(query, program, out).refuse(text, out);
-}

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::frame;
-use crate::{Budget, Clears, Reply, refusal};
+use crate::{Budget, Clears, Reply};
 
 const LIMITS: Limits = Limits { ram_pages: 1000, end_page: 2000 };
 
@@ -82,7 +82,7 @@ fn each_false_answer_has_its_fault() {
     }
     // Anything within bounds is accepted, however odd.
     let map = received(&answer(&[run(0, 0, 600, 0), run(100, 16, 600, 1)])).unwrap().unwrap();
-    assert_eq!((map.pages(), map.overlapping()), (700, 500));
+    assert_eq!((map.pages(), map.summary().pages), (700, 1200));
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn an_endless_answer_is_refused() {
 #[test]
 fn refusals_and_other_versions_are_reported() {
     let mut bytes = Vec::new();
-    refusal(&query(AnswerKind::Map), "9", "no\nrights", &mut bytes);
+    Reply::new(&query(AnswerKind::Map), "9", &mut bytes).refuse("no\nrights", &mut bytes);
     assert_eq!(received(&bytes), Err(Fault::Refused { text: "norights".to_owned() }));
     let (program, clears) = ("9.0".to_owned(), Clears::default());
     let theirs = Greeting { version: 9, nonce: 77, program, clears };

@@ -1,7 +1,7 @@
 use std::net::Shutdown;
 use std::thread;
 
-use cachemap::{Device, QueryFinder, Reply, Run, Summary, refusal};
+use cachemap::{Device, QueryFinder, Reply, Run, Summary};
 
 use super::*;
 use crate::qmp::played::played;
@@ -178,7 +178,7 @@ fn invalid_answers_are_errors() {
     }
     let refuses = |mut port: UnixStream, query: Query| {
         let mut bytes = Vec::new();
-        refusal(&query, "1", "not today", &mut bytes);
+        Reply::new(&query, "1", &mut bytes).refuse("not today", &mut bytes);
         port.write_all(&bytes).unwrap();
     };
     let error = asked(patience(9000, 9000), refuses).unwrap_err();
