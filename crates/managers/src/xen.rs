@@ -7,15 +7,14 @@
 
 mod receiving;
 
-use std::io::{self, Read};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use host::child::Run;
+
 pub use receiving::Receiving;
-use receiving::{KILLED_MAX, exits_within};
 
 /// `xl` queries the hypervisor and xenstored, which answer at once unless they hang.
 const SILENT_MAX: Duration = Duration::from_secs(15);
@@ -225,61 +224,18 @@ impl Xl {
     /// The same for a command that may print nothing for `limit`.
     fn call_within(&self, arguments: &[&str], limit: Duration) -> Result<String, XlError> {
         let command = arguments.join(" ");
-        let run = Run::start(&self.program, arguments, limit);
-        let mut run = run.map_err(|error| self.system(error))?;
+        let mut xl = Command::new(&self.program);
+        xl.args(arguments).stdin(Stdio::null());
+        let mut run = Run::start(xl, limit).map_err(|error| self.system(error))?;
         let silent = || XlError::Silent { command: command.clone(), limit };
-        let (mut out, mut errors) = (Vec::new(), Vec::new());
-        (&mut run.out).take(OUTPUT_BYTES_MAX).read_to_end(&mut out).map_err(|_| silent())?;
-        (&mut run.errors).take(OUTPUT_BYTES_MAX).read_to_end(&mut errors).map_err(|_| silent())?;
-        // It has closed its output, and may hang all the same.
-        if !exits_within(&mut run.child, limit) {
-            return Err(silent());
-        }
-        let status = run.child.wait().map_err(|error| self.system(error))?;
+        let (out, errors) = run.read(OUTPUT_BYTES_MAX).map_err(|_| silent())?;
+        let status = run.status().map_err(|error| self.system(error))?.ok_or_else(silent)?;
         if status.success() {
             return Ok(String::from_utf8_lossy(&out).into_owned());
         }
         let text = String::from_utf8_lossy(&errors);
         let lines: Vec<&str> = text.lines().map(str::trim).collect();
         Err(XlError::Failed { command, text: lines.join(" ") })
-    }
-}
-
-/// A run of `xl`, which is ended when this is dropped.
-struct Run {
-    child: Child,
-    // Sockets and not pipes, since their reads can time out.
-    out: UnixStream,
-    errors: UnixStream,
-}
-
-impl Run {
-    fn start(program: &Path, arguments: &[&str], limit: Duration) -> io::Result<Self> {
-        let (out, child_out) = UnixStream::pair()?;
-        let (errors, child_errors) = UnixStream::pair()?;
-        for end in [&out, &errors] {
-            end.set_read_timeout(Some(limit))?;
-        }
-        // It holds the child's ends of the sockets until the end of the statement.
-        let child = Command::new(program)
-            .args(arguments)
-            .env("LC_ALL", "C")
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(OwnedFd::from(child_out))
-            .stderr(OwnedFd::from(child_errors))
-            .spawn()?;
-        Ok(Self { child, out, errors })
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        // It fails if it has ended, as it should have.
-        let _ = self.child.kill();
-        if !exits_within(&mut self.child, KILLED_MAX) {
-            tracing::error!(pid = self.child.id(), "a command of xl's hangs, and can't be killed");
-        }
     }
 }
 

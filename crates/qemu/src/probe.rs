@@ -7,12 +7,12 @@ pub(crate) mod answers;
 mod cache;
 mod verdict;
 
-use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
+
+use host::child::Run;
 
 use crate::launch::{User, prepare_child};
 use crate::programs::NotAllowed;
@@ -26,7 +26,6 @@ pub use verdict::{Unfit, Verdict};
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// Most bytes of its answers, which have some 100 KiB.
 const ANSWERS_MAX: u64 = 8 << 20;
-const OUTPUT_MAX: u64 = 64 << 10;
 /// Longest list of accelerators: all that QEMU knows make a shorter one.
 const ACCELERATOR_MAX: usize = 80;
 
@@ -89,34 +88,18 @@ fn ask(program: &Path, accelerator: &str, user: Option<&User>) -> Result<Capabil
         why: error.to_string(),
     };
     let silent = || ProbeError::Silent { program: program.to_owned() };
-    // Sockets and not pipes, since their reads can time out.
-    let (mut out, child_out) = UnixStream::pair().map_err(launch)?;
-    let (mut err, child_err) = UnixStream::pair().map_err(launch)?;
-    for end in [&out, &err] {
-        end.set_read_timeout(Some(SILENCE_MAX)).map_err(launch)?;
-    }
     let mut command = Command::new(program);
     command
-        .env("LC_ALL", "C")
         .args(["-machine", &format!("none,accel={accelerator}")])
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-qmp", "stdio"])
-        .current_dir("/")
-        .stdin(Stdio::piped())
-        .stdout(OwnedFd::from(child_out))
-        .stderr(OwnedFd::from(child_err));
+        .stdin(Stdio::piped());
     prepare_child(&mut command, &[], user, None);
-    let mut child = command.spawn().map_err(launch)?;
-    // It still holds the child's ends of the sockets.
-    drop(command);
-    let asking = child.stdin.take();
-    let _ending = Ending(child);
+    let mut run = Run::start(command, SILENCE_MAX).map_err(launch)?;
+    let asking = run.child.stdin.take();
     // If the program has ended already, its output says why below. The pipe stays
     // open until the answers have arrived: at its end QEMU may end, too.
     let _ = asking.as_ref().map(|mut pipe| pipe.write_all(QUESTIONS.as_bytes()));
-    let mut said = Vec::new();
-    (&mut out).take(ANSWERS_MAX).read_to_end(&mut said).map_err(|_| silent())?;
-    let mut output = Vec::new();
-    (&mut err).take(OUTPUT_MAX).read_to_end(&mut output).map_err(|_| silent())?;
+    let (said, output) = run.read(ANSWERS_MAX).map_err(|_| silent())?;
     if let Some(capabilities) = answers::understood(&String::from_utf8_lossy(&said)) {
         return Ok(capabilities);
     }
@@ -144,15 +127,4 @@ fn check_accelerator(accelerator: &str) -> Result<(), ProbeError> {
     }
     let shown = accelerator.chars().map(|c| if c.is_control() { '?' } else { c });
     Err(ProbeError::Accelerator { accelerator: shown.take(ACCELERATOR_MAX).collect() })
-}
-
-/// Ends the program, if it has not ended, and reaps it.
-struct Ending(Child);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        // Both fail if it has ended, as it should have.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

@@ -18,11 +18,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
+use host::child::exits_within;
 use host::rights::{self, User};
 use host::socket_dir::SocketDir;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 
 use crate::reader::{abandon, came_back};
@@ -33,8 +33,10 @@ use crate::{Layer, NfsFile, OpenError, Opening};
 const START: &str = "exec 3<&0 0</dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\"";
 /// A shell's exit code if there is no such program.
 const NOT_FOUND: i32 = 127;
+/// How long it may take to end by itself.
+const LEAVING: Duration = Duration::from_millis(200);
 /// How long it may take to end once killed. It may hang with its storage.
-const PARTING: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+const PARTING: Duration = Duration::from_secs(2);
 /// Most bytes of its error output that are shown.
 const WORDS_BYTES: usize = 1000;
 
@@ -120,21 +122,10 @@ impl Exporter {
     /// Ends it if it hasn't ended. It has nothing to lose.
     fn end(&mut self) -> Option<ExitStatus> {
         let mut child = self.child.take()?;
-        if let Ok(Some(status)) = child.try_wait() {
-            return Some(status);
-        }
-        // The wait also notices that it has ended meanwhile. Without a client it ends by
-        // itself, and one that fails gets time to write why.
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let gone = |wait: &Timespec| {
-            let Some(pidfd) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
-                return false;
-            };
-            poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(wait)).is_ok_and(|ready| ready > 0)
-        };
-        if !gone(&Timespec { tv_sec: 0, tv_nsec: 200_000_000 }) {
+        // Without a client it ends by itself, and one that fails gets time to write why.
+        if !exits_within(&mut child, LEAVING) {
             let _ = child.kill();
-            if !gone(&PARTING) {
+            if !exits_within(&mut child, PARTING) {
                 leave_behind(child);
                 return None;
             }

@@ -5,16 +5,11 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use host::child::{KILLED_MAX, exits_within};
 
 use super::{Xl, XlError};
-
-/// For a process that is killed: it exits at once, unless it waits in the kernel.
-pub(super) const KILLED_MAX: Duration = Duration::from_secs(5);
 
 /// A receiver. It is killed when this is dropped, if it has not exited: then its copy of the domain
 /// may be left.
@@ -96,26 +91,6 @@ impl Drop for Receiving {
             tracing::error!(pid = self.pid(), "xl's receiver can't be ended");
         }
     }
-}
-
-/// Whether the child exits in time. One that can't be watched gets none.
-pub(super) fn exits_within(child: &mut Child, limit: Duration) -> bool {
-    // Once it was reaped, its id may be another process's.
-    if matches!(child.try_wait(), Ok(Some(_))) {
-        return true;
-    }
-    if let Ok(pidfd) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) {
-        let until = Instant::now() + limit;
-        let wait = || {
-            let left = until.saturating_duration_since(Instant::now());
-            let left = Timespec::try_from(left).ok();
-            poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], left.as_ref())
-        };
-        // A signal to the agent, such as the one that stops it, must not count as a child that
-        // hangs. Whatever else this returns, the child is asked.
-        while wait() == Err(Errno::INTR) {}
-    }
-    matches!(child.try_wait(), Ok(Some(_)))
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use host::child::Run;
 use serde_json::Value;
 
 use super::{Format, ImageProblem, Qcow2};
@@ -45,29 +45,23 @@ impl QemuImg {
 
     /// Information about an image. Fails if the image is in use.
     pub(super) fn info(&self, driver: &str, image: &File) -> Result<Value, ImageProblem> {
-        let mut run = self.run(&["info", "--output=json", "-f", driver], image, &[])?;
-        let mut text = String::new();
-        let read = (&mut run.out).take(OUTPUT_MAX).read_to_string(&mut text);
-        run.end(read.map(drop))?;
-        serde_json::from_str(&text)
+        let run = self.run(&["info", "--output=json", "-f", driver], image, &[])?;
+        serde_json::from_slice(&printed(run)?)
             .map_err(|_| ImageProblem::Tool("qemu-img printed nothing".into()))
     }
 
     /// Whether there is nothing but holes and zeros in an image.
     pub(super) fn is_empty(&self, driver: &str, image: &File) -> Result<bool, ImageProblem> {
-        let mut run = self.run(&["map", "--output=json", "-f", driver], image, &[])?;
-        loop {
-            // One extent per line; a large image has millions.
-            let mut line = String::new();
-            match (&mut run.out).take(OUTPUT_MAX).read_line(&mut line) {
-                Ok(0) => return run.end(Ok(())).map(|()| true),
-                Ok(_) if line.contains("\"data\": true") && !line.contains("\"zero\": true") => {
-                    return Ok(false);
-                }
-                Ok(_) => {}
-                Err(error) => return run.end(Err(error)).map(|()| true),
+        let run = self.run(&["map", "--output=json", "-f", driver], image, &[])?;
+        // One extent per line; a large image has millions.
+        let (mut lines, mut line) = (BufReader::new(&run.out), String::new());
+        while (&mut lines).take(OUTPUT_MAX).read_line(&mut line).map_err(|_| silent())? > 0 {
+            if line.contains("\"data\": true") && !line.contains("\"zero\": true") {
+                return Ok(false);
             }
+            line.clear();
         }
+        printed(run).map(|_| true)
     }
 
     /// Creates an image without content in an empty file.
@@ -85,72 +79,41 @@ impl QemuImg {
         if let Some(options) = &options {
             arguments.extend(["-o", options.as_str()]);
         }
-        let mut run = self.run(&arguments, image, &[&bytes.to_string()])?;
-        let read = run.out.read_to_string(&mut String::new());
-        run.end(read.map(drop))
+        printed(self.run(&arguments, image, &[&bytes.to_string()])?).map(drop)
     }
 
     fn run(&self, before: &[&str], image: &File, after: &[&str]) -> Result<Run, ImageProblem> {
-        // Sockets and not pipes, since their reads can time out.
-        let (out, child_out) = UnixStream::pair()?;
-        let (err, child_err) = UnixStream::pair()?;
-        for end in [&out, &err] {
-            end.set_read_timeout(Some(SILENCE_MAX))?;
-        }
         let mut command = Command::new(&self.program);
         command
-            .env("LC_ALL", "C")
             .args(before)
             .arg("--")
             .arg(format!("/proc/self/fd/{}", image.as_raw_fd()))
             .args(after)
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(OwnedFd::from(child_out))
-            .stderr(OwnedFd::from(child_err));
+            .stdin(Stdio::null());
         prepare_child(&mut command, &[image.as_fd()], self.user(), None);
-        let child = command.spawn().map_err(|error| {
+        Run::start(command, SILENCE_MAX).map_err(|error| {
             ImageProblem::Tool(format!("{} can't be started: {error}", self.program.display()))
-        })?;
-        // It still holds the child's ends of the sockets.
-        drop(command);
-        Ok(Run { child, out: BufReader::new(out), err })
+        })
     }
 }
 
-/// A run of the tool; ended, if it has not, when dropped.
-struct Run {
-    child: Child,
-    out: BufReader<UnixStream>,
-    err: UnixStream,
+fn silent() -> ImageProblem {
+    ImageProblem::Tool("qemu-img does not answer".to_owned())
 }
 
-impl Run {
-    /// How the run ended, after its output was read.
-    fn end(mut self, read: std::io::Result<()>) -> Result<(), ImageProblem> {
-        let silent = || ImageProblem::Tool("qemu-img does not answer".to_owned());
-        read.map_err(|_| silent())?;
-        let mut output = Vec::new();
-        (&mut self.err).take(OUTPUT_MAX).read_to_end(&mut output).map_err(|_| silent())?;
-        if self.child.wait()?.success() {
-            return Ok(());
-        }
-        let output = String::from_utf8_lossy(&output);
-        let line = output.lines().map(str::trim).collect::<Vec<_>>().join(" ");
-        let line = line.trim_start_matches("qemu-img: ").to_owned();
-        if line.contains(" lock") {
-            return Err(ImageProblem::InUse { output: line });
-        }
-        Err(ImageProblem::Tool(line))
+/// What a run prints until its end.
+fn printed(mut run: Run) -> Result<Vec<u8>, ImageProblem> {
+    let (out, errors) = run.read(OUTPUT_MAX).map_err(|_| silent())?;
+    if run.status()?.ok_or_else(silent)?.success() {
+        return Ok(out);
     }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        // Both fail if it has ended, as it should have.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    let errors = String::from_utf8_lossy(&errors);
+    let line = errors.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let line = line.trim_start_matches("qemu-img: ").to_owned();
+    if line.contains(" lock") {
+        return Err(ImageProblem::InUse { output: line });
     }
+    Err(ImageProblem::Tool(line))
 }
 
 /// The source's options for qcow2, if they are valid.
