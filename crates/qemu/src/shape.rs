@@ -14,7 +14,7 @@ mod query;
 
 pub use differences::differences;
 pub use facts::shape::{Device, Drive, FeatureWord, Image, Medium, Memory, Node, Shape};
-pub(crate) use query::{drive_name, has_virtio_net, plugged};
+pub(crate) use query::{backing, chain, drive_name, has_virtio_net, plugged};
 pub use query::{drives_of, has_free_page_hint, machine_of, node_names, of};
 
 /// How one of the drives `before` holds other files `now`, in a sentence for the operator. One

@@ -5,10 +5,7 @@ use serde_json::{Value, json};
 
 use super::passed_through::{PASSED_THROUGH, is_passed_through};
 use crate::qmp::{Qmp, QmpError};
-use crate::shape::Shape;
-
-/// A chain of backing files longer than this is a loop.
-const CHAIN_MAX: usize = 1000;
+use crate::shape::{Shape, backing, chain};
 
 /// Protocols of images on this host.
 const LOCAL: [&str; 2] = ["file", "host_device"];
@@ -137,10 +134,7 @@ fn bottom(named: &str, shape: &Shape) -> (String, String) {
     if let Some(described) = named.strip_prefix("json:")
         && let Ok(mut node) = serde_json::from_str::<Value>(described)
     {
-        for _ in 0..CHAIN_MAX {
-            if !node["file"].is_object() {
-                break;
-            }
+        while node["file"].is_object() {
             node = node["file"].take();
         }
         let driver = node["driver"].as_str().unwrap_or_default().to_owned();
@@ -153,24 +147,11 @@ fn bottom(named: &str, shape: &Shape) -> (String, String) {
 
 /// What an image takes up, and what is below it: at the destination they are one.
 fn allocated(image: &Value) -> u64 {
-    let chain = std::iter::successors(Some(image), |image| image.get("backing-image"));
     let taken = |image: &Value| image["actual-size"].as_u64().unwrap_or(0);
-    let all = chain.take(CHAIN_MAX).map(taken).fold(0, u64::saturating_add);
+    let all = chain(image).map(taken).fold(0, u64::saturating_add);
     // What images above cover is not copied, and of a larger one below only the beginning.
     let most = image["virtual-size"].as_u64().unwrap_or(u64::MAX);
     if image.get("backing-image").is_some() { all.min(most) } else { all }
-}
-
-fn backing(image: &Value) -> Vec<String> {
-    let mut files = Vec::new();
-    let mut image = image;
-    while let Some(behind) = image.get("backing-image")
-        && files.len() < CHAIN_MAX
-    {
-        files.push(behind["filename"].as_str().unwrap_or_default().to_owned());
-        image = behind;
-    }
-    files
 }
 
 fn format(inserted: &Value) -> Option<Format> {

@@ -249,15 +249,20 @@ fn add_names(stats: &Value, names: &mut Vec<String>) {
     }
 }
 
+/// An image, and those below it.
+pub(crate) fn chain(image: &Value) -> impl Iterator<Item = &Value> {
+    std::iter::successors(Some(image), |image| image.get("backing-image")).take(CHAIN_MAX)
+}
+
+/// The files below an image, nearest first.
+pub(crate) fn backing(image: &Value) -> Vec<String> {
+    let file = |below: &Value| below["filename"].as_str().unwrap_or_default().to_owned();
+    chain(image).skip(1).map(file).collect()
+}
+
 fn medium(inserted: &Value) -> Medium {
     let mut files = vec![inserted["file"].as_str().unwrap_or_default().to_owned()];
-    let mut image = &inserted["image"];
-    while let Some(behind) = image.get("backing-image")
-        && files.len() < CHAIN_MAX
-    {
-        files.push(behind["filename"].as_str().unwrap_or_default().to_owned());
-        image = behind;
-    }
+    files.extend(backing(&inserted["image"]));
     Medium {
         driver: inserted["drv"].as_str().unwrap_or_default().to_owned(),
         files,
