@@ -7,8 +7,9 @@
 use page::{Fill, PAGE_BYTES, PageIndex};
 use stream::PartSection;
 
+use crate::PlaceError;
 use crate::feeder::{FILLS_MAX, FeederHandle};
-use crate::place::{Counts, Noting, PageTarget, Placed};
+use crate::place::{Noting, PageTarget};
 
 /// Names were checked when the placer was made.
 const NAME_FITS: &str = "a block's name has at most 255 bytes";
@@ -21,39 +22,36 @@ pub(crate) struct Inline<'p> {
 
 impl Inline<'_> {
     /// Bodies that are in memory.
-    pub(crate) fn place_bodies(&self, pages: &[PageIndex], bytes: &[u8]) -> Placed {
+    pub(crate) fn place_bodies(&self, pages: &[PageIndex], bytes: &[u8]) -> Result<(), PlaceError> {
         let PageTarget { block, gate, epoch, .. } = self.place;
         let span = block.span_of_pages(pages)?;
         let fingerprints = self.place.fingerprints(bytes);
-        let mut counts = Counts::default();
         let (mut chunk, ram) = self.feeder.chunk_for_pages()?;
         let _guard = block.lock.lock(span);
         gate.check()?;
         let mut section = PartSection::begin(&mut chunk.bytes, ram.id, ram.footers);
         let bodies = bytes.chunks_exact(PAGE_BYTES).filter_map(<[u8]>::first_chunk);
-        let mut noting = self.place.noting();
+        let (mut is_empty, mut noting) = (true, self.place.noting());
         for ((&page, body), fingerprint) in pages.iter().zip(bodies).zip(fingerprints) {
             if !block.versions.claim(page, epoch) {
-                counts.stale += 1;
                 continue;
             }
             block.versions.set_nonzero(page);
             section.body(&block.name, page, body).expect(NAME_FITS);
             noting.note(page, fingerprint);
-            counts.placed += 1;
+            is_empty = false;
         }
-        if counts.placed > 0 {
+        if !is_empty {
             section.finish();
             chunk.queue_section()?;
         }
-        Ok(counts)
+        Ok(())
     }
 
     /// Runs of one byte, in as many chunks as they need, one after the other.
-    pub(crate) fn place_fills(&self, fills: &[Fill]) -> Placed {
+    pub(crate) fn place_fills(&self, fills: &[Fill]) -> Result<(), PlaceError> {
         let PageTarget { block, gate, .. } = self.place;
         let span = block.span_of_fills(fills)?;
-        let mut counts = Counts::default();
         let mut pages = fills.iter().flat_map(|fill| {
             (fill.first.0..).take(fill.count as usize).map(|page| (PageIndex(page), fill.byte))
         });
@@ -67,7 +65,7 @@ impl Inline<'_> {
             while let Some((page, byte)) = next
                 && records < FILLS_MAX
             {
-                if self.claim_fill(page, byte, &mut noting, &mut counts) {
+                if self.claim_fill(page, byte, &mut noting) {
                     section.fill(&block.name, page, byte).expect(NAME_FITS);
                     records += 1;
                 }
@@ -78,20 +76,13 @@ impl Inline<'_> {
                 chunk.queue_section()?;
             }
         }
-        Ok(counts)
+        Ok(())
     }
 
     /// Whether a page of `byte` has to be fed to QEMU.
-    fn claim_fill(
-        &self,
-        page: PageIndex,
-        byte: u8,
-        noting: &mut Noting<'_>,
-        counts: &mut Counts,
-    ) -> bool {
+    fn claim_fill(&self, page: PageIndex, byte: u8, noting: &mut Noting<'_>) -> bool {
         let versions = &self.place.block.versions;
         if !versions.claim(page, self.place.epoch) {
-            counts.stale += 1;
             return false;
         }
         noting.note(page, self.place.fill_fingerprint(byte));
@@ -100,10 +91,8 @@ impl Inline<'_> {
         } else if versions.may_be_nonzero(page) {
             versions.set_zero(page);
         } else {
-            counts.fills_skipped += 1;
             return false;
         }
-        counts.fills_written += 1;
         true
     }
 }

@@ -36,5 +36,4 @@ mod versions;
 pub use block::{BlockPlan, Placement};
 pub use error::{FeederError, PlaceError};
 pub use feeder::{Feeder, FeederHandle};
-pub use place::Counts;
 pub use placer::{Placer, host_bytes};

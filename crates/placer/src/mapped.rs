@@ -6,7 +6,7 @@ use page::{BATCH_PAGES, Buffer, Deltas, Fill, PAGE_BYTES, PageIndex, is_zero};
 use ram::{Mapping, Piece, RamError};
 
 use crate::PlaceError;
-use crate::place::{Counts, Fingerprints, PageTarget, Placed};
+use crate::place::{Fingerprints, PageTarget};
 
 /// Pages that are read at a time where they may have to be zeroed.
 const ZEROED_AT_ONCE: u32 = 16;
@@ -19,7 +19,7 @@ pub(crate) struct Mapped<'p> {
 
 impl Mapped<'_> {
     /// Bodies that are in memory.
-    pub(crate) fn place_bodies(&self, pages: &[PageIndex], bytes: &[u8]) -> Placed {
+    pub(crate) fn place_bodies(&self, pages: &[PageIndex], bytes: &[u8]) -> Result<(), PlaceError> {
         let PageTarget { block, gate, .. } = self.place;
         let span = block.span_of_pages(pages)?;
         let fingerprints = self.place.fingerprints(bytes);
@@ -27,10 +27,10 @@ impl Mapped<'_> {
         gate.check()?;
         let mut pieces = [Piece::Drop { bytes: 0 }; BATCH_PAGES];
         let pieces = &mut pieces[..pages.len()];
-        let stale = self.plan(pages, pieces);
+        self.plan(pages, pieces);
         self.mapping.write_pieces(bytes, pieces).map_err(|error| self.blame(error))?;
         self.note_bodies(pages, pieces, &fingerprints);
-        Ok(Counts { placed: pages.len() as u64 - stale, stale, ..Counts::default() })
+        Ok(())
     }
 
     /// Places pages that arrived as deltas. Bases are checked and read while their range is
@@ -40,7 +40,7 @@ impl Mapped<'_> {
         pages: &[PageIndex],
         deltas: Deltas<'_>,
         bodies: &mut Buffer,
-    ) -> Placed {
+    ) -> Result<(), PlaceError> {
         let PageTarget { block, gate, .. } = self.place;
         let span = block.span_of_pages(pages)?;
         if deltas.iter().len() != pages.len() {
@@ -52,7 +52,7 @@ impl Mapped<'_> {
         gate.check()?;
         let mut pieces = [Piece::Drop { bytes: 0 }; BATCH_PAGES];
         let pieces = &mut pieces[..pages.len()];
-        let stale = self.plan_deltas(pages, deltas, pieces)?;
+        self.plan_deltas(pages, deltas, pieces)?;
         let offsets = pages.iter().map(|page| page.offset());
         self.mapping.gather(offsets, bodies).map_err(|error| self.blame(error))?;
         for (delta, body) in deltas.iter().zip(bodies.chunks_exact_mut(PAGE_BYTES)) {
@@ -61,7 +61,7 @@ impl Mapped<'_> {
         let fingerprints = self.place.fingerprints(bodies);
         self.mapping.write_pieces(bodies, pieces).map_err(|error| self.blame(error))?;
         self.note_bodies(pages, pieces, &fingerprints);
-        Ok(Counts { placed: pages.len() as u64 - stale, stale, ..Counts::default() })
+        Ok(())
     }
 
     /// As [`Mapped::plan`]. A delta that has already arrived by another lane has lost its base,
@@ -71,9 +71,8 @@ impl Mapped<'_> {
         pages: &[PageIndex],
         deltas: Deltas<'_>,
         pieces: &mut [Piece],
-    ) -> Result<u64, PlaceError> {
+    ) -> Result<(), PlaceError> {
         let PageTarget { block, epoch, .. } = self.place;
-        let mut stale = 0;
         for ((piece, &page), delta) in pieces.iter_mut().zip(pages).zip(deltas.iter()) {
             let here = block.versions.of(page);
             let is_new = match delta.base() {
@@ -85,7 +84,6 @@ impl Mapped<'_> {
                     return Err(PlaceError::OtherBase { name, page, base, here });
                 }
             };
-            stale += u64::from(!is_new);
             *piece = if is_new {
                 Piece::Ram { offset: page.offset(), bytes: PAGE_BYTES }
             } else {
@@ -98,7 +96,7 @@ impl Mapped<'_> {
                 block.versions.set_nonzero(page);
             }
         }
-        Ok(stale)
+        Ok(())
     }
 
     /// Notes which pages of a batch were written, while their range is locked.
@@ -109,37 +107,33 @@ impl Mapped<'_> {
         }));
     }
 
-    /// Decides where the bytes of `pages` go. Returns how many pages are out of date.
-    fn plan(&self, pages: &[PageIndex], pieces: &mut [Piece]) -> u64 {
+    /// Decides where the bytes of `pages` go: nowhere if a page is out of date.
+    fn plan(&self, pages: &[PageIndex], pieces: &mut [Piece]) {
         let versions = &self.place.block.versions;
-        let mut stale = 0;
         for (piece, &page) in pieces.iter_mut().zip(pages) {
             *piece = if versions.claim(page, self.place.epoch) {
                 versions.set_nonzero(page);
                 Piece::Ram { offset: page.offset(), bytes: PAGE_BYTES }
             } else {
-                stale += 1;
                 Piece::Drop { bytes: PAGE_BYTES }
             };
         }
-        stale
     }
 
     /// Runs of one byte.
-    pub(crate) fn place_fills(&self, fills: &[Fill]) -> Placed {
+    pub(crate) fn place_fills(&self, fills: &[Fill]) -> Result<(), PlaceError> {
         let PageTarget { block, gate, .. } = self.place;
         let span = block.span_of_fills(fills)?;
-        let mut counts = Counts::default();
         let _guard = block.lock.lock(span);
         gate.check()?;
         for fill in fills {
-            self.place_fill(fill, &mut counts)?;
+            self.place_fill(fill)?;
         }
-        Ok(counts)
+        Ok(())
     }
 
     /// Writes the parts of one run that are new and not zero already.
-    fn place_fill(&self, fill: &Fill, counts: &mut Counts) -> Result<(), PlaceError> {
+    fn place_fill(&self, fill: &Fill) -> Result<(), PlaceError> {
         let versions = &self.place.block.versions;
         let (mut noting, fingerprint) =
             (self.place.noting(), self.place.fill_fingerprint(fill.byte));
@@ -150,36 +144,30 @@ impl Mapped<'_> {
                 run.end = page.0 + 1;
                 continue;
             }
-            counts.stale += u64::from(!is_new);
             if is_new {
-                counts.fills_skipped += 1;
                 noting.note(page, fingerprint);
             }
-            counts.fills_written += self.write_run(run, fill.byte)?;
+            self.write_run(run, fill.byte)?;
             run = page.0 + 1..page.0 + 1;
         }
-        counts.fills_written += self.write_run(run, fill.byte)?;
-        Ok(())
+        self.write_run(run, fill.byte)
     }
 
-    /// Writes `byte` to all of `run`, and returns how many pages that are.
-    fn write_run(&self, run: Range<u32>, byte: u8) -> Result<u64, PlaceError> {
+    /// Writes `byte` to all of `run`.
+    fn write_run(&self, run: Range<u32>, byte: u8) -> Result<(), PlaceError> {
+        if run.is_empty() {
+            return Ok(());
+        }
         let versions = &self.place.block.versions;
-        let pages = run.end - run.start;
-        if pages == 0 {
-            return Ok(0);
-        }
-        if byte != 0 {
-            run.clone().for_each(|page| versions.set_nonzero(PageIndex(page)));
-        }
         if byte == 0 {
             self.zero(run.clone())?;
             run.clone().for_each(|page| versions.set_zero(PageIndex(page)));
         } else {
+            run.clone().for_each(|page| versions.set_nonzero(PageIndex(page)));
             self.write_bytes(run.clone(), byte)?;
         }
         self.note_fill(run, byte);
-        Ok(u64::from(pages))
+        Ok(())
     }
 
     /// Zeroes pages that may not be zero. They are read first: with RAM in a file

@@ -1,4 +1,4 @@
-//! What is needed to place pages of one epoch, mapped or inline, and what comes of it.
+//! What is needed to place pages of one epoch, mapped or inline.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -7,22 +7,6 @@ use page::{BATCH_PAGES, Epoch, PAGE_BYTES, PageIndex};
 
 use crate::PlaceError;
 use crate::block::Block;
-
-/// What was done with pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Bodies that were written.
-    pub placed: u64,
-    /// Pages, bodies or fills, that were older than those here.
-    pub stale: u64,
-    /// Zero pages whose memory was zero already, and was left alone.
-    pub fills_skipped: u64,
-    /// Pages of one byte that were written.
-    pub fills_written: u64,
-}
-
-/// The result of placing pages.
-pub(crate) type Placed = Result<Counts, PlaceError>;
 
 /// Closed when RAM is complete. It is checked under a range's lock, so the closing thread can
 /// wait for those that have passed it.

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use audit::{Delivery, Hash, Ledger};
 use page::{BlockId, Buffer, Deltas, Epoch, Fill, PAGE_BYTES, PageIndex};
@@ -10,7 +9,7 @@ use page::{BlockId, Buffer, Deltas, Epoch, Fill, PAGE_BYTES, PageIndex};
 use crate::block::{Block, BlockPlan, Placement};
 use crate::inline::Inline;
 use crate::mapped::Mapped;
-use crate::place::{Counts, Gate, PageTarget};
+use crate::place::{Gate, PageTarget};
 use crate::{FeederHandle, PlaceError};
 
 /// Inline RAM may be overcommitted several times over, but not without a limit: the placer's own
@@ -21,14 +20,6 @@ const OVERCOMMIT_MAX: u64 = 4;
 /// announced only once: otherwise a mapped block's tables would be made each time.
 const BLOCKS_MAX: usize = 4096;
 
-#[derive(Debug, Default)]
-struct Counters {
-    placed: AtomicU64,
-    stale: AtomicU64,
-    fills_skipped: AtomicU64,
-    fills_written: AtomicU64,
-}
-
 /// Writes the pages that lanes deliver into the RAM of the arriving VM. Shared
 /// by all lanes.
 #[derive(Debug)]
@@ -36,7 +27,6 @@ pub struct Placer {
     blocks: Vec<Block>,
     feeder: FeederHandle,
     gate: Gate,
-    counters: Counters,
     ledger: Option<Arc<Ledger>>,
 }
 
@@ -66,8 +56,7 @@ impl Placer {
             return Err(PlaceError::TooMuchRam { bytes: announced_bytes, max_bytes });
         }
         let blocks = blocks.into_iter().map(Block::new).collect::<Result<_, _>>()?;
-        let (gate, counters) = (Gate::default(), Counters::default());
-        Ok(Self { blocks, feeder, gate, counters, ledger: None })
+        Ok(Self { blocks, feeder, gate: Gate::default(), ledger: None })
     }
 
     /// The same placer, which also notes what is placed by this hash, for the audit to compare
@@ -99,12 +88,10 @@ impl Placer {
         fills: &[Fill],
     ) -> Result<(), PlaceError> {
         let place = self.place(block, epoch, Delivery::Fill)?;
-        let counts = match &place.block.placement {
+        match &place.block.placement {
             Placement::Mapped(mapping) => Mapped { place, mapping }.place_fills(fills),
             Placement::Inline => Inline { place, feeder: &self.feeder }.place_fills(fills),
-        };
-        self.count(counts?);
-        Ok(())
+        }
     }
 
     /// Checks whether these pages could be placed.
@@ -131,12 +118,10 @@ impl Placer {
         if bytes.len() != pages.len() * PAGE_BYTES {
             return Err(PlaceError::WrongLength { bytes: bytes.len(), pages: pages.len() });
         }
-        let counts = match &place.block.placement {
+        match &place.block.placement {
             Placement::Mapped(mapping) => Mapped { place, mapping }.place_bodies(pages, bytes),
             Placement::Inline => Inline { place, feeder: &self.feeder }.place_bodies(pages, bytes),
-        };
-        self.count(counts?);
-        Ok(())
+        }
     }
 
     /// Places pages that arrived as deltas. `bodies` is a buffer that is reused.
@@ -155,8 +140,7 @@ impl Placer {
         let Placement::Mapped(mapping) = &place.block.placement else {
             return Err(PlaceError::NoBase { name: place.block.name.clone() });
         };
-        self.count(Mapped { place, mapping }.place_deltas(pages, deltas, bodies)?);
-        Ok(())
+        Mapped { place, mapping }.place_deltas(pages, deltas, bodies)
     }
 
     /// Places nothing more. When this returns, no thread writes RAM. To be called when RAM is
@@ -168,17 +152,6 @@ impl Placer {
         // sees the gate closed, because the lock orders the two.
         for block in &self.blocks {
             drop(block.lock.lock(0..block.pages));
-        }
-    }
-
-    /// What was done so far.
-    #[must_use]
-    pub fn counters(&self) -> Counts {
-        Counts {
-            placed: self.counters.placed.load(Relaxed),
-            stale: self.counters.stale.load(Relaxed),
-            fills_skipped: self.counters.fills_skipped.load(Relaxed),
-            fills_written: self.counters.fills_written.load(Relaxed),
         }
     }
 
@@ -197,18 +170,6 @@ impl Placer {
         self.blocks
             .get(usize::from(block.0))
             .ok_or(PlaceError::UnknownBlock { block, blocks: self.blocks.len() })
-    }
-
-    fn count(&self, counts: Counts) {
-        let add = |counter: &AtomicU64, count| {
-            if count > 0 {
-                counter.fetch_add(count, Relaxed);
-            }
-        };
-        add(&self.counters.placed, counts.placed);
-        add(&self.counters.stale, counts.stale);
-        add(&self.counters.fills_skipped, counts.fills_skipped);
-        add(&self.counters.fills_written, counts.fills_written);
     }
 }
 
