@@ -1,7 +1,6 @@
 //! Reads one multifd channel: packets, straight into batches.
 
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering::Relaxed;
 
 use page::{Epoch, PAGE_BYTES};
 use stream::StreamError;
@@ -37,12 +36,10 @@ pub(crate) fn run(
     let mut last_page = epoch;
     while read_head(socket, &mut before, &mut head, &mut filling)? {
         let packet = Packet::parse(&head)?;
-        let mut bytes = HEAD_BYTES;
         if let Some(pages) = packet.pages(&blocks)? {
-            bytes += take(&mut filling, pages, epoch, socket)?;
+            take(&mut filling, pages, epoch, socket)?;
             last_page = epoch;
         }
-        shared.counters.stream_bytes.fetch_add(bytes as u64, Relaxed);
         if packet.sync() {
             epoch.0 = epoch.0.checked_add(1).ok_or(StreamError::TooManyRounds)?;
             filling.begin(epoch)?;
@@ -81,13 +78,13 @@ fn read_head(
 }
 
 /// Reads a packet's pages, the bodies from the socket into the batch's buffer, one after
-/// the other. Returns their bytes.
+/// the other.
 fn take(
     filling: &mut Filling<'_>,
     pages: Pages<'_>,
     epoch: Epoch,
     socket: &UnixStream,
-) -> Result<usize, TapError> {
+) -> Result<(), TapError> {
     let count = pages.normal().len();
     if count > 0 {
         let (batch, output) = filling.batch(pages.block, epoch, count)?;
@@ -110,5 +107,5 @@ fn take(
     for page in pages.zero() {
         filling.fill(pages.block, epoch, page, 0)?;
     }
-    Ok(count * PAGE_BYTES)
+    Ok(())
 }

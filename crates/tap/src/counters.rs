@@ -1,24 +1,18 @@
-//! What the tap has read so far.
+//! What the tap's threads have done so far.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Monotonic counters, updated once per batch.
 #[derive(Debug, Default)]
-pub struct Counters {
-    /// Pages with bodies.
-    pub body_pages: AtomicU64,
-    /// Pages of one repeated byte.
-    pub fill_pages: AtomicU64,
-    /// Bytes read from QEMU on all channels.
-    pub stream_bytes: AtomicU64,
+pub(crate) struct Counters {
+    /// Batches that were handed on.
+    pub(crate) batches: AtomicU64,
     cpu_ns: AtomicU64,
 }
 
 impl Counters {
     /// CPU time of the tap's threads that have ended.
-    #[must_use]
-    pub fn cpu(&self) -> Duration {
+    pub(crate) fn cpu(&self) -> Duration {
         Duration::from_nanos(self.cpu_ns.load(Relaxed))
     }
 

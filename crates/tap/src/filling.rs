@@ -72,12 +72,11 @@ impl<'t> Filling<'t> {
 
     /// Hands on the current batch, if it has pages.
     pub(crate) fn hand_on(&mut self) -> Result<(), TapError> {
-        let fills = std::mem::take(&mut self.fill_pages);
+        self.fill_pages = 0;
         match self.batch.take() {
             Some(batch) if !batch.is_empty() => {
                 let Shared { counters, output, .. } = self.shared;
-                counters.body_pages.fetch_add(batch.bodies().len() as u64, Relaxed);
-                counters.fill_pages.fetch_add(fills, Relaxed);
+                counters.batches.fetch_add(1, Relaxed);
                 Ok(output.batch(batch)?)
             }
             _ => Ok(()),

@@ -10,19 +10,11 @@ use parking_lot::Mutex;
 
 use crate::accept::{AlreadyRead, accept, read};
 use crate::answer::Answer;
-use crate::counters::Counters;
 use crate::error::TapError;
 use crate::main_channel::READ_BEFORE_BYTES_MAX;
 use crate::output::Output;
 use crate::shared::{Channels, Shared};
 use crate::socket::abort;
-
-/// The outcome of a stream that reached its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Summary {
-    /// Whether the stream was split, or passed on whole.
-    pub split: bool,
-}
 
 /// The threads that read one QEMU migration.
 ///
@@ -180,12 +172,6 @@ impl Tap {
         Ok(Self { shared })
     }
 
-    /// The counters of what it has read so far.
-    #[must_use]
-    pub fn counters(&self) -> Arc<Counters> {
-        Arc::clone(&self.shared.counters)
-    }
-
     /// A handle that ends the tap.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
@@ -196,14 +182,14 @@ impl Tap {
     ///
     /// # Errors
     /// The first error. QEMU is still being read then, until [`Stopper::cut`].
-    pub fn join(self) -> Result<Summary, TapError> {
+    pub fn join(self) -> Result<(), TapError> {
         let mut state = self.shared.state.lock();
         loop {
             if let Some(error) = state.error.take() {
                 return Err(error);
             }
             if state.over {
-                return Ok(Summary { split: state.split });
+                return Ok(());
             }
             self.shared.changed.wait(&mut state);
         }

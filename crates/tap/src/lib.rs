@@ -24,9 +24,8 @@ mod output;
 mod shared;
 mod socket;
 
-pub use counters::Counters;
 pub use error::TapError;
-pub use handle::{Stopper, Summary, Taken, TakenChannel, Tap};
+pub use handle::{Stopper, Taken, TakenChannel, Tap};
 pub use output::{Block, Head, Output, Stopped, Unsplittable};
 pub use shared::Channels;
 pub use socket::{abort, is_passing};

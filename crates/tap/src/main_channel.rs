@@ -45,15 +45,7 @@ pub(crate) fn run(
     number: usize,
     before: &[u8],
 ) -> Result<Option<Epoch>, TapError> {
-    shared.counters.stream_bytes.fetch_add(before.len() as u64, Relaxed);
-    let mut reader = Reader {
-        shared,
-        socket,
-        number,
-        fill_pages: 0,
-        idling: Idling::default(),
-        told_last: false,
-    };
+    let mut reader = Reader { shared, socket, number, idling: Idling::default(), told_last: false };
     match shared.channels {
         Channels::Classic => reader.classic(before),
         Channels::Multifd(_) => reader.beside_channels(before),
@@ -84,7 +76,6 @@ struct Reader<'t> {
     socket: &'t UnixStream,
     /// Its number among the readers of all channels.
     number: usize,
-    fill_pages: u64,
     idling: Idling,
     /// RAM's last section was reported.
     told_last: bool,
@@ -96,7 +87,7 @@ struct Idling {
     epochs: u32,
     /// The epoch up to which they are counted.
     epoch: Epoch,
-    pages: u64,
+    batches: u64,
 }
 
 impl Reader<'_> {
@@ -120,7 +111,7 @@ impl Reader<'_> {
             idle = false;
             let step = loop {
                 let bodies = batch.bodies().len();
-                let progress = self.parse(&mut splitter, &mut batch, start, filled)?;
+                let progress = parse(&mut splitter, &mut batch, start, filled)?;
                 self.tell_last(&splitter);
                 self.shared.output.arrived(&batch, bodies);
                 start += progress.consumed;
@@ -140,7 +131,6 @@ impl Reader<'_> {
                 let room = &mut batch.buffer_mut()[filled..BATCH_READ_BYTES];
                 match read_soon(self.socket, room)? {
                     SocketRead::Bytes(count) => {
-                        self.shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
                         filled += count;
                         continue;
                     }
@@ -170,11 +160,10 @@ impl Reader<'_> {
 
     /// Slows down a QEMU that is held and has nothing to send.
     fn pace(&mut self, epoch: Epoch) {
-        let counters = &self.shared.counters;
-        let pages = counters.body_pages.load(Relaxed) + counters.fill_pages.load(Relaxed);
+        let batches = self.shared.counters.batches.load(Relaxed);
         let idling = &mut self.idling;
-        if pages != idling.pages {
-            *idling = Idling { epochs: 0, epoch, pages };
+        if batches != idling.batches {
+            *idling = Idling { epochs: 0, epoch, batches };
         }
         idling.epochs += epoch.0 - idling.epoch.0;
         idling.epoch = epoch;
@@ -185,20 +174,6 @@ impl Reader<'_> {
                 None => self.shared.output.idles(),
             }
         }
-    }
-
-    /// Parses the batch's buffer once.
-    fn parse(
-        &mut self,
-        splitter: &mut Splitter,
-        batch: &mut Batch,
-        start: usize,
-        filled: usize,
-    ) -> Result<Progress, TapError> {
-        let epoch = splitter.epoch();
-        let (bytes, pages) = batch.parse_in_place();
-        let mut sink = InPlace { pages, base: start, epoch, fill_pages: &mut self.fill_pages };
-        Ok(splitter.push(&bytes[start..filled], &mut sink)?)
     }
 
     /// Reads the main channel of a multifd migration: the non-RAM stream, epoch marks,
@@ -250,7 +225,6 @@ impl Reader<'_> {
                 splitter.finish()?;
                 return Ok(None);
             };
-            shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
             filled += count;
         }
     }
@@ -304,24 +278,33 @@ impl Reader<'_> {
         pass(before)?;
         let mut buffer = Buffer::new(READ_BYTES);
         while let SocketRead::Bytes(count) = read_some(self.socket, &mut buffer)? {
-            self.shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
             pass(&buffer[..count])?;
         }
         Ok(())
     }
 
-    fn hand_on(&mut self, batch: Batch) -> Result<(), TapError> {
-        let fill_pages = std::mem::take(&mut self.fill_pages);
+    fn hand_on(&self, batch: Batch) -> Result<(), TapError> {
         if batch.is_empty() {
             return Ok(());
         }
-        let counters = &self.shared.counters;
-        counters.body_pages.fetch_add(batch.bodies().len() as u64, Relaxed);
-        counters.fill_pages.fetch_add(fill_pages, Relaxed);
-        let Shared { epochs, output, .. } = self.shared;
+        let Shared { counters, epochs, output, .. } = self.shared;
+        counters.batches.fetch_add(1, Relaxed);
         epochs.begin(self.number, batch.epoch, &**output);
         Ok(output.batch(batch)?)
     }
+}
+
+/// Parses the batch's buffer once.
+fn parse(
+    splitter: &mut Splitter,
+    batch: &mut Batch,
+    start: usize,
+    filled: usize,
+) -> Result<Progress, TapError> {
+    let epoch = splitter.epoch();
+    let (bytes, pages) = batch.parse_in_place();
+    let mut sink = InPlace { pages, base: start, epoch };
+    Ok(splitter.push(&bytes[start..filled], &mut sink)?)
 }
 
 /// Enters the pages that the splitter finds in a batch's buffer into the batch's
@@ -331,7 +314,6 @@ struct InPlace<'b> {
     /// The buffer offset where the splitter started.
     base: usize,
     epoch: Epoch,
-    fill_pages: &'b mut u64,
 }
 
 impl Sink for InPlace<'_> {
@@ -350,7 +332,6 @@ impl Sink for InPlace<'_> {
         }
         self.pages.takes(block, self.epoch)?;
         self.pages.push_fill(page, byte);
-        *self.fill_pages += 1;
         ControlFlow::Continue(())
     }
 

@@ -50,7 +50,7 @@ pub(crate) type Announced = Option<Arc<Blocks>>;
 pub(crate) struct Shared {
     pub(crate) pool: Arc<Pool>,
     pub(crate) output: Arc<dyn Output>,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) counters: Counters,
     pub(crate) channels: Channels,
     pub(crate) epochs: Epochs,
     /// Wakes the accepting thread. It is closed when the tap ends, together with
@@ -95,7 +95,6 @@ pub(crate) struct State {
     rounds: Vec<Rounds>,
     pub(crate) sockets: Vec<UnixStream>,
     pub(crate) error: Option<TapError>,
-    pub(crate) split: bool,
     /// All connections have ended.
     pub(crate) over: bool,
     /// No further connection may be kept.
@@ -122,7 +121,7 @@ impl Shared {
         Self {
             pool,
             output,
-            counters: Arc::default(),
+            counters: Counters::default(),
             channels,
             epochs: Epochs::new(channels.connections()),
             listener: Mutex::default(),
@@ -155,10 +154,7 @@ impl Shared {
 
     /// The main channel has read the block list.
     pub(crate) fn announce(&self, blocks: Arc<Blocks>) {
-        let mut state = self.state.lock();
-        state.blocks = Some(blocks);
-        state.split = true;
-        drop(state);
+        self.state.lock().blocks = Some(blocks);
         self.changed.notify_all();
     }
 

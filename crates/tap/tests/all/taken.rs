@@ -10,7 +10,7 @@ use page::{Batch, Body, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
 use stream::multifd::{HEAD_BYTES, write_head};
 use stream::{PartSection, write};
-use tap::{Block, Head, Output, Stopped, Summary, Taken, TakenChannel, Tap};
+use tap::{Block, Head, Output, Stopped, Taken, TakenChannel, Tap};
 
 const SECTION: u32 = 3;
 
@@ -79,7 +79,7 @@ fn what_was_read_of_a_channel_before_is_not_lost() {
         main.write_all(&stream()).unwrap();
         channel.write_all(&packets[at..]).unwrap();
         drop((main, channel));
-        assert_eq!(tap.join().unwrap(), Summary { split: true });
+        tap.join().unwrap();
         assert_eq!(*pages.0.lock(), [(7, 1, 0xab)], "read before: {at}");
     }
 }

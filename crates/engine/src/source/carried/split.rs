@@ -129,7 +129,7 @@ impl Split {
         let waiting = flow.in_background("carry-end", move |lanes| {
             let failed =
                 |error| of_stream(error).unwrap_or_else(|error| tap_failed(error, lanes, host));
-            let _ = notify.send(Notice::Ended(tap.join().map(drop).map_err(failed)));
+            let _ = notify.send(Notice::Ended(tap.join().map_err(failed)));
         });
         waiting.inspect_err(|_| flow.hang_up(CLOSING_MAX))?;
         Ok(Running {

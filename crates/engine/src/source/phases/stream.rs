@@ -118,7 +118,7 @@ impl Streaming<'_> {
         let host = context.peer.name.clone();
         let lanes_host = host.clone();
         let read = move |lanes: &Lanes| {
-            tap.join().map(drop).map_err(|error| tap_failed(error, lanes, lanes_host))
+            tap.join().map_err(|error| tap_failed(error, lanes, lanes_host))
         };
         self.flow.wait_in_background(host, read)?;
         self.disks = chosen.map(|chosen| self.start_disks(chosen)).transpose()?;
