@@ -81,21 +81,13 @@ impl Batch {
         before - bodies.len()
     }
 
-    /// Removes the pages of fill runs that `keep` rejects, and returns how many were
-    /// removed. A run with pages removed from its middle is split.
-    pub fn retain_fills(&mut self, keep: impl Fn(PageIndex) -> bool) -> usize {
-        let runs = std::mem::take(&mut self.slot.fills);
-        let mut dropped = 0;
-        for Fill { first, count, byte } in runs {
-            for page in (first.0..).take(count as usize).map(PageIndex) {
-                if keep(page) {
-                    self.push_fill(page, byte);
-                } else {
-                    dropped += 1;
-                }
-            }
+    /// Removes the pages of fill runs that `keep` rejects. A run with pages removed from its
+    /// middle is split.
+    pub fn retain_fills(&mut self, keep: impl Fn(PageIndex) -> bool) {
+        for Fill { first, count, byte } in std::mem::take(&mut self.slot.fills) {
+            let pages = (first.0..).take(count as usize).map(PageIndex);
+            pages.filter(|page| keep(*page)).for_each(|page| self.push_fill(page, byte));
         }
-        dropped
     }
 
     /// Removes all fill runs.

@@ -21,17 +21,10 @@ use crate::slot::{SLOT_BYTES, Slot};
 const MINIMUM_SLOTS: usize = 4;
 
 /// The budget can't promise the minimum of another migration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "no buffers for another migration: it needs {needed_bytes} bytes, and of {total_bytes} only \
-     {left_bytes} are not reserved for running migrations; wait until one has ended, or raise \
-     pool-mib"
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetFull {
     /// Bytes that the migration needs.
     pub needed_bytes: usize,
-    /// Bytes not yet promised.
-    pub left_bytes: usize,
     /// Bytes of the whole budget.
     pub total_bytes: usize,
 }
@@ -85,11 +78,9 @@ impl State {
     }
 
     fn admit(&mut self, mut member: Member) -> Result<usize, BudgetFull> {
-        let left = self.total - self.promised;
-        if member.minimum > left {
+        if member.minimum > self.total - self.promised {
             return Err(BudgetFull {
                 needed_bytes: member.minimum.saturating_mul(SLOT_BYTES),
-                left_bytes: left * SLOT_BYTES,
                 total_bytes: self.total * SLOT_BYTES,
             });
         }
@@ -479,8 +470,8 @@ mod tests {
             drop(lent);
         });
         let refused = Pool::within(&budget, SLOT_BYTES).unwrap_err();
-        assert_eq!(refused.left_bytes, 0);
-        assert!(refused.to_string().starts_with("no buffers for another migration"));
+        let (needed_bytes, total_bytes) = (SLOT_BYTES, budget.bytes());
+        assert_eq!(refused, BudgetFull { needed_bytes, total_bytes });
         for pool in &others {
             // All at once: each pool has its own minimum.
             kept.extend((0..4).map(|_| pool.take().unwrap()));
