@@ -16,7 +16,6 @@ use crate::error::LanesError;
 use crate::lane::{Lane, run_plain};
 use crate::load::Load;
 use crate::meter::{Delivered, LaneMeter, LaneTimes};
-use crate::pacer::Pacer;
 use crate::queue::{ASKED_MAX, Queue};
 use crate::shared::{LanesPlan, Shared};
 
@@ -126,11 +125,6 @@ impl<X> Lanes<X> {
         if let Some(pacer) = self.shared.pacers.get(lane) {
             pacer.set(bytes_per_s);
         }
-    }
-
-    /// Each lane's pace.
-    pub fn paces(&self) -> impl Iterator<Item = Option<u64>> {
-        self.shared.pacers.iter().map(Pacer::bytes_per_s)
     }
 
     /// The delivery counters so far.

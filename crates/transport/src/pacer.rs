@@ -111,10 +111,6 @@ impl Pacer {
         self.changed.notify_all();
     }
 
-    pub(crate) fn bytes_per_s(&self) -> Option<u64> {
-        Some(self.bytes_per_s.load(Relaxed)).filter(|rate| *rate > 0)
-    }
-
     /// Releases the waiting thread. Later calls of [`Pacer::set`] have no effect.
     pub fn stop(&self) {
         self.bucket.lock().stopped = true;
@@ -329,7 +325,7 @@ mod tests {
         pacer.stop();
         assert_eq!(waiting.join().unwrap(), 1000);
         pacer.set(Some(1));
-        assert_eq!(pacer.bytes_per_s(), None, "stopped for good");
+        assert!(!pacer.is_on(), "stopped for good");
     }
 
     /// Accepts at most `at_most` bytes a call.

@@ -55,7 +55,7 @@ impl Pacing {
         state: Option<Arc<StreamState>>,
     ) -> std::io::Result<Self> {
         let bounds = pace_bounds(&report_builder.watch().bounds());
-        let pace = Pace::start(lanes.paces().count(), bounds);
+        let pace = Pace::start(lanes.meters().count(), bounds);
         set(&lanes, pace.lanes());
         let flows = flows(&lanes, network, &report_builder);
         let (tell, told) = unbounded();

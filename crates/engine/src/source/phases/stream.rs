@@ -117,9 +117,8 @@ impl Streaming<'_> {
         let context = &self.connected.context;
         let host = context.peer.name.clone();
         let lanes_host = host.clone();
-        let read = move |lanes: &Lanes| {
-            tap.join().map_err(|error| tap_failed(error, lanes, lanes_host))
-        };
+        let read =
+            move |lanes: &Lanes| tap.join().map_err(|error| tap_failed(error, lanes, lanes_host));
         self.flow.wait_in_background(host, read)?;
         self.disks = chosen.map(|chosen| self.start_disks(chosen)).transpose()?;
         // A QEMU that can't be held, or whose VM is paused, reaches its switchover as soon
