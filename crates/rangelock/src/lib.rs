@@ -110,13 +110,6 @@ impl RangeLock {
         Guard { lock: self, range }
     }
 
-    /// Locks `range` if nothing that overlaps it is held or waited for.
-    #[must_use = "the range is unlocked when the guard is dropped"]
-    pub fn try_lock(&self, range: Range<u64>) -> Option<Guard<'_>> {
-        let taken = range.is_empty() || self.turns.lock().take(&range);
-        taken.then(|| Guard { lock: self, range })
-    }
-
     fn give_back(&self, range: &Range<u64>) {
         let mut turns = self.turns.lock();
         turns.give_back(range);
@@ -162,14 +155,6 @@ pub struct Guard<'l> {
     range: Range<u64>,
 }
 
-impl Guard<'_> {
-    /// The locked range.
-    #[must_use]
-    pub fn range(&self) -> Range<u64> {
-        self.range.clone()
-    }
-}
-
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         if !self.range.is_empty() {
@@ -185,6 +170,14 @@ mod tests {
 
     use super::*;
 
+    impl RangeLock {
+        /// Locks `range` if nothing that overlaps it is held or waited for.
+        fn try_lock(&self, range: Range<u64>) -> Option<Guard<'_>> {
+            let taken = range.is_empty() || self.turns.lock().take(&range);
+            taken.then(|| Guard { lock: self, range })
+        }
+    }
+
     #[test]
     fn ranges_that_touch_do_not_overlap_and_those_that_share_one_address_do() {
         let lock = RangeLock::new();
@@ -194,7 +187,7 @@ mod tests {
         assert!(lock.try_lock(12..13).is_none());
         assert!(lock.try_lock(0..100).is_none());
         let (below, above) = (lock.try_lock(0..10).unwrap(), lock.try_lock(20..30).unwrap());
-        assert_eq!((below.range(), above.range()), (0..10, 20..30));
+        assert_eq!((&below.range, &above.range), (&(0..10), &(20..30)));
         drop(held);
         assert!(lock.try_lock(10..20).is_some());
     }
