@@ -74,7 +74,6 @@ pub struct SchedParams {
     /// What goes first when CPUs are contended.
     pub priority: Priority,
     /// The CPUs that they run on; none means those of the agent.
-    #[serde(default)]
     pub cpus: Option<Cpus>,
     /// The share of CPU time that they get among other threads, with low priority; beyond it they
     /// run on idle CPUs only. None: they are never restricted to idle CPUs.

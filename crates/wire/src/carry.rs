@@ -58,7 +58,6 @@ pub struct Carry {
     #[serde(default)]
     pub hashes: Vec<String>,
     /// Pages may be sent by name, if the stream is split.
-    #[serde(default)]
     pub sharing: Option<SharingOrder>,
 }
 
@@ -68,16 +67,13 @@ pub struct Carrying {
     /// The token that identifies lanes, in hex.
     pub token: String,
     /// The VM's name, if its QEMU has one.
-    #[serde(default)]
     pub vm: Option<String>,
     /// Its UUID.
-    #[serde(default)]
     pub uuid: Option<String>,
     /// Features not used at the destination, and why.
     #[serde(default)]
     pub notes: Vec<String>,
     /// The hash of the audit; none means XXH3.
-    #[serde(default)]
     pub hash: Option<String>,
     /// Pages may be sent by name, as ordered.
     #[serde(default)]

@@ -45,6 +45,5 @@ pub struct ReceiveDomain {
     #[serde(default)]
     pub hashes: Vec<String>,
     /// Pages of data may be sent by name.
-    #[serde(default)]
     pub sharing: Option<SharingOrder>,
 }

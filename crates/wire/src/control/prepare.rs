@@ -52,10 +52,8 @@ pub struct Prepare {
     #[serde(default)]
     pub terms: SchedParams,
     /// Pages may be sent by name.
-    #[serde(default)]
     pub sharing: Option<SharingOrder>,
     /// Pages may be read from the VM's own disks.
-    #[serde(default)]
     pub storage: Option<StorageOrder>,
     /// The sharing domain that the VM belongs to from now on.
     #[serde(default)]
@@ -114,7 +112,6 @@ pub struct StorageOrder {
     /// A secret that keys the names if content is not shared, in hex.
     pub secret: String,
     /// The limit of bytes read per second; none means no limit.
-    #[serde(default)]
     pub bytes_per_s: Option<u64>,
 }
 
@@ -147,7 +144,6 @@ pub struct Prepared {
     #[serde(default)]
     pub storage: Vec<bool>,
     /// The hash of the audit; none means XXH3.
-    #[serde(default)]
     pub hash: Option<String>,
     /// Pages may be sent as deltas.
     #[serde(default)]
