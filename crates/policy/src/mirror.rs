@@ -69,9 +69,7 @@ impl Catching {
         let half = (bytes_per_s / 2.0) as u64;
         (next, late.then_some(half.max(1 << 20)))
     }
-}
 
-impl Catching {
     /// Whether the mirror is close enough for the VM to stop: the remainder takes a moment.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]

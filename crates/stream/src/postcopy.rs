@@ -69,9 +69,7 @@ impl PostcopyWatch {
         self.unread = Vec::new();
         begins
     }
-}
 
-impl PostcopyWatch {
     /// Whether it is a QEMU's stream from its beginning on, as far as it was read.
     #[must_use]
     pub fn is_stream(&self) -> bool {

@@ -56,19 +56,9 @@ impl<'a> PartSection<'a> {
         page: PageIndex,
         bytes: &[u8; PAGE_BYTES],
     ) -> Result<(), NameTooLong> {
-        self.body_header(block, page)?;
+        self.word(block, page, flag::PAGE)?;
         self.out.extend_from_slice(bytes);
         Ok(())
-    }
-
-    /// Adds a page's record without its body, for a caller that writes the body
-    /// from where it is: the next [`PAGE_BYTES`] bytes of the stream must be
-    /// the page's.
-    ///
-    /// # Errors
-    /// [`NameTooLong`]; nothing is written then.
-    pub fn body_header(&mut self, block: &str, page: PageIndex) -> Result<(), NameTooLong> {
-        self.word(block, page, flag::PAGE)
     }
 
     /// Adds a page that is `byte` throughout.
