@@ -17,7 +17,8 @@ pub struct NameTooLong {
 /// One section of classic RAM records, appended to a buffer.
 ///
 /// Each section names its first block, so that sections of any origin can
-/// follow each other. The section is invalid before [`PartSection::finish`].
+/// follow each other. The section is invalid before [`PartSection::finish`]. A page
+/// that is refused, with [`NameTooLong`], leaves nothing in it.
 #[derive(Debug)]
 #[must_use = "a section that isn't finished can't be loaded"]
 pub struct PartSection<'a> {
@@ -47,9 +48,6 @@ impl<'a> PartSection<'a> {
     }
 
     /// Adds a page with its body.
-    ///
-    /// # Errors
-    /// [`NameTooLong`]; nothing is written then.
     pub fn body(
         &mut self,
         block: &str,
@@ -62,9 +60,6 @@ impl<'a> PartSection<'a> {
     }
 
     /// Adds a page that is `byte` throughout.
-    ///
-    /// # Errors
-    /// [`NameTooLong`]; nothing is written then.
     pub fn fill(&mut self, block: &str, page: PageIndex, byte: u8) -> Result<(), NameTooLong> {
         self.word(block, page, flag::ZERO)?;
         self.out.push(byte);
@@ -72,9 +67,6 @@ impl<'a> PartSection<'a> {
     }
 
     /// Adds a page as the encoded difference to its previous version (XBZRLE).
-    ///
-    /// # Errors
-    /// [`NameTooLong`]; nothing is written then.
     pub fn difference(
         &mut self,
         block: &str,
@@ -90,9 +82,6 @@ impl<'a> PartSection<'a> {
     }
 
     /// Adds a page that QEMU has compressed (capability `compress`, up to 9.0).
-    ///
-    /// # Errors
-    /// [`NameTooLong`]; nothing is written then.
     pub fn compressed(
         &mut self,
         block: &str,

@@ -18,12 +18,9 @@ pub use stream::Unsplittable;
 pub struct Stopped;
 
 /// Receives what the tap reads. Called from all of its threads; a call that blocks makes
-/// QEMU wait.
+/// QEMU wait, and one that returns [`Stopped`] ends the tap.
 pub trait Output: Send + Sync + 'static {
     /// Receives the head: once, before any batch.
-    ///
-    /// # Errors
-    /// To end the tap.
     fn head(&self, head: Head) -> Result<(), Stopped>;
 
     /// The bodies of a batch from number `first` on have been read. Called for every body
@@ -32,9 +29,6 @@ pub trait Output: Send + Sync + 'static {
     fn arrived(&self, _batch: &Batch, _first: usize) {}
 
     /// Receives pages, from all threads at once; the epoch tells which version is newer.
-    ///
-    /// # Errors
-    /// To end the tap.
     fn batch(&self, batch: Batch) -> Result<(), Stopped>;
 
     /// QEMU has searched for dirty pages many times and found none.
@@ -50,16 +44,10 @@ pub trait Output: Send + Sync + 'static {
     fn all_before(&self, _epoch: Epoch) {}
 
     /// Receives a piece of the non-RAM stream after RAM, in order.
-    ///
-    /// # Errors
-    /// To end the tap.
     fn tail(&self, bytes: &[u8]) -> Result<(), Stopped>;
 
     /// Receives a piece of a stream that can't be split, in order from its first byte; the
     /// first piece has the reason.
-    ///
-    /// # Errors
-    /// To end the tap.
     fn whole(&self, bytes: &[u8], reason: Option<&str>) -> Result<(), Stopped>;
 
     /// Receives a piece of a stream that is no longer split, in order, instead of the tail.
@@ -71,8 +59,7 @@ pub trait Output: Send + Sync + 'static {
     /// destination while its pages arrive: its QEMU's answers have to reach the source's
     /// QEMU at once, and the rest of the stream can't be held back any more.
     ///
-    /// # Errors
-    /// To end the tap, which is the default.
+    /// By default it ends the tap.
     fn rest(&self, _bytes: &[u8], _reason: Option<&Unsplittable>) -> Result<(), Stopped> {
         Err(Stopped)
     }
