@@ -21,19 +21,6 @@ pub struct Settings {
     pub on_stall: OnStall,
 }
 
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            goal: Duration::from_millis(300),
-            fixed: Duration::ZERO,
-            floor: 0.2,
-            ratio: Ratio::Auto,
-            deadline: None,
-            on_stall: OnStall::Cancel,
-        }
-    }
-}
-
 /// The target for a VM that has to be throttled: a ratio of its dirty rate to
 /// the delivered rate (the paper's C).
 #[derive(Clone, Copy, Debug, PartialEq)]

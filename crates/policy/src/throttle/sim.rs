@@ -8,10 +8,23 @@
 
 use std::time::Duration;
 
-use super::{Decision, Settings, Step, Throttle, ThrottleInput};
+use super::{Decision, OnStall, Ratio, Settings, Step, Throttle, ThrottleInput};
 use crate::passes::{self, Counted};
 use crate::precopy::Vm;
 use crate::switchover::budget_bytes;
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            goal: Duration::from_millis(300),
+            fixed: Duration::ZERO,
+            floor: 0.2,
+            ratio: Ratio::Auto,
+            deadline: None,
+            on_stall: OnStall::Cancel,
+        }
+    }
+}
 
 pub(super) const MIB: f64 = (1 << 20) as f64;
 /// 200 Mbit/s, without headers.
