@@ -6,7 +6,7 @@ pub mod carry;
 mod defaults;
 mod directory;
 mod error;
-mod file;
+pub mod file;
 mod nic_speed;
 mod peers;
 mod percent;

@@ -1,4 +1,4 @@
-//! Reads the agent's files of settings.
+//! Reads files of settings, such as the agent's.
 
 use std::fs;
 use std::path::Path;
@@ -7,13 +7,20 @@ use serde::de::DeserializeOwned;
 
 use super::error::ConfigError;
 
-pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
+/// Reads a text.
+///
+/// # Errors
+/// If there is none.
+pub fn read(path: &Path) -> Result<String, ConfigError> {
     fs::read_to_string(path)
         .map_err(|source| ConfigError::Unreadable { file: path.to_owned(), source })
 }
 
-/// Parses TOML; an error has its line.
-pub(super) fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
+/// Parses the TOML that was read from the file at `path`.
+///
+/// # Errors
+/// If it is wrong, with the line.
+pub fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
     toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         ConfigError::Malformed {

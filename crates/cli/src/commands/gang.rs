@@ -9,7 +9,7 @@ use client::{Client, GANGS, NOTHING, Operation, Problem};
 use hyper::Method;
 use report::{aligned, amount};
 
-use crate::gang::plan_file;
+use crate::gang::plan_file::{self, Plan};
 use crate::gang::start::{StartArgs, begin_and_watch, start};
 use crate::options::MoveOptions;
 use crate::output::{print, print_json};
@@ -59,25 +59,22 @@ pub(crate) async fn run(client: &Client, args: GangArgs) -> Result<ExitCode, Pro
         let asking = client.request(Method::POST, &path, NOTHING);
         return begin_and_watch(client, asking, args.json).await;
     }
-    let (moves, from_file) = match file {
-        Some(path) => {
-            let plan = plan_file::read(&path)?;
-            (plan.moves, plan.settings)
-        }
+    let plan = match file {
+        Some(path) => plan_file::read(&path)?,
         None if moves.is_empty() && args.dry_run => {
             let text = "there is nothing to plan: name VMs as VM=HOST, or a plan file with --file";
             return Err(Problem::Typed(text.to_owned()));
         }
         None if moves.is_empty() => return list(client, args.json).await,
-        None => (moves, plan_file::Settings::default()),
+        None => Plan { moves, ..Plan::default() },
     };
     options.limit_total = args.limit_total;
     let request = GangRequest {
-        moves,
+        moves: plan.moves,
         evacuate: None,
-        options: options.or(from_file.options).check()?.into(),
-        parallel: args.parallel.or(from_file.parallel).unwrap_or(PARALLEL_DEFAULT),
-        atomic: args.atomic || from_file.atomic,
+        options: options.or(plan.options).check()?.into(),
+        parallel: args.parallel.or(plan.parallel).unwrap_or(PARALLEL_DEFAULT),
+        atomic: args.atomic || plan.atomic,
         dry_run: args.dry_run,
     };
     start(client, &request, &args).await

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &LibvirtArgs) -> Result<ExitCode, Problem> {
 }
 
 fn setup(path: &Path, place: &ClusterHost, lines: &Lines) -> Result<ExitCode, Problem> {
-    let old = read(path)?;
+    let old = write::read(path)?;
     let new = lines.put_into(&old).map_err(|error| refused(path, &error))?;
     if new == old {
         let (path, name) = (path.display(), &place.name);
@@ -84,7 +84,7 @@ fn setup(path: &Path, place: &ClusterHost, lines: &Lines) -> Result<ExitCode, Pr
 }
 
 fn undo(path: &Path) -> Result<ExitCode, Problem> {
-    let old = read(path)?;
+    let old = write::read(path)?;
     let new = qemu_conf::take_out(&old).map_err(|error| refused(path, &error))?;
     if new == old {
         print_line(format_args!("{} has no lines of Droveway.", path.display()))?;
@@ -119,11 +119,6 @@ fn fallback(name: &str, address: IpAddr) -> String {
          libvirt setup --undo && {restart}\n  droveway libvirt setup && {restart}\n",
         restart = restart().split("   ").next().unwrap_or_default(),
     )
-}
-
-fn read(path: &Path) -> Result<String, Problem> {
-    let reading = |source| Problem::Local { what: format!("reading {}", path.display()), source };
-    write::read(path).map_err(reading)
 }
 
 fn replace(path: &Path, text: &str) -> Result<(), Problem> {

@@ -1,6 +1,6 @@
 //! `report`: show how a migration, or a gang, went.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use api::{GangReport, Report};
@@ -79,8 +79,7 @@ enum Saved {
 }
 
 fn saved(file: &str) -> Result<Saved, Problem> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|source| Problem::Local { what: format!("reading {file}"), source })?;
+    let text = agent::config::file::read(Path::new(file))?;
     parse(&text).map_err(|error| Problem::Typed(format!("{file} is not a report: {error}")))
 }
 

@@ -2,70 +2,38 @@
 
 use std::path::Path;
 
+use agent::config::{ConfigError, file};
 use api::RequestedMove;
-use client::Problem;
 use serde::Deserialize;
 
 use crate::options::MoveOptions;
 
 /// The contents of a plan file.
-#[derive(Debug)]
-pub(crate) struct Plan {
-    pub(crate) moves: Vec<RequestedMove>,
-    pub(crate) settings: Settings,
-}
-
-/// The settings next to the moves.
-#[derive(Debug, Default)]
-pub(crate) struct Settings {
-    pub(crate) parallel: Option<u16>,
-    pub(crate) atomic: bool,
-    pub(crate) options: MoveOptions,
-}
-
-/// The file's format.
-#[derive(Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct File {
+pub(crate) struct Plan {
     #[serde(default)]
-    parallel: Option<u16>,
+    pub(crate) parallel: Option<u16>,
     #[serde(default)]
-    atomic: bool,
+    pub(crate) atomic: bool,
     #[serde(default)]
-    options: MoveOptions,
+    pub(crate) options: MoveOptions,
     #[serde(rename = "move")]
-    moves: Vec<RequestedMove>,
+    pub(crate) moves: Vec<RequestedMove>,
 }
 
 /// Reads a plan file.
-pub(crate) fn read(path: &Path) -> Result<Plan, Problem> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| Problem::Local { what: format!("reading {}", path.display()), source })?;
-    parse(&text).map_err(|Mistake { line, message }| {
-        Problem::Typed(format!("{}:{line}: {message}", path.display()))
-    })
-}
-
-/// A mistake in a file, with its line.
-#[derive(Debug)]
-struct Mistake {
-    line: usize,
-    message: String,
-}
-
-fn parse(text: &str) -> Result<Plan, Mistake> {
-    let file: File = toml::from_str(text).map_err(|error| {
-        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-        let line = before.matches('\n').count() + 1;
-        Mistake { line, message: error.message().replace('\n', " ") }
-    })?;
-    let settings = Settings { parallel: file.parallel, atomic: file.atomic, options: file.options };
-    Ok(Plan { moves: file.moves, settings })
+pub(crate) fn read(path: &Path) -> Result<Plan, ConfigError> {
+    file::parse(path, &file::read(path)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn parse(text: &str) -> Result<Plan, ConfigError> {
+        file::parse(Path::new("plan.toml"), text)
+    }
 
     #[test]
     fn moves_and_options_are_read() {
@@ -76,8 +44,8 @@ mod tests {
              to = 'host-b'\n\n[[move]]\nvm = 'db1'\nfrom = 'host-a'\nto = 'host-c'\n",
         )
         .unwrap();
-        assert_eq!((plan.settings.parallel, plan.settings.atomic), (Some(4), true));
-        let options = api::GangOptions::from(plan.settings.options);
+        assert_eq!((plan.parallel, plan.atomic), (Some(4), true));
+        let options = api::GangOptions::from(plan.options);
         assert_eq!(options.downtime_ms, 50);
         assert_eq!(options.limit_total_bits_per_s, api::BitRate::from_bits(1_000_000_000));
         assert_eq!(options.slowing.throttle, api::Throttle::Ratio(0.7));
@@ -97,7 +65,9 @@ mod tests {
             ("[[move]]\nvm = 'a'\nto = 7\n", 3, "string"),
             ("[[move]\n", 1, ""),
         ] {
-            let Mistake { line: at, message } = parse(text).unwrap_err();
+            let ConfigError::Malformed { line: at, message, .. } = parse(text).unwrap_err() else {
+                panic!("{text:?} is malformed");
+            };
             assert!(message.contains(says), "{says:?} is not in: {message}");
             assert_eq!(at, line, "{text:?}: {message}");
         }

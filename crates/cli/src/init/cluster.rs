@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use agent::config::PeerEntry;
+use agent::config::{PeerEntry, file};
 use client::Problem;
 use identity::{
     Authority, AuthorityError, CertificateRequest, Files, Readers, Role, Subject, Writing,
@@ -168,7 +168,7 @@ impl Cluster {
         let bytes =
             archive::pack(written_s(&Files::within(&place).certificate)?, |path| {
                 match path.strip_prefix("tls/") {
-                    Some(file) => read(&place.join(file)),
+                    Some(name) => Ok(file::read(&place.join(name))?),
                     None if path == archive::PEERS => Ok(self.peers.clone()),
                     None => Ok(agent_file::of(host, self.qemu_user.as_deref())),
                 }
@@ -189,11 +189,6 @@ fn replace(path: &Path, bytes: impl AsRef<[u8]>, readers: Readers) -> Result<(),
     let mut writing = Writing::over();
     writing.add(path, bytes, readers)?;
     Ok(writing.finish()?)
-}
-
-fn read(path: &Path) -> Result<String, Problem> {
-    let reading = |source| Problem::Local { what: format!("reading {}", path.display()), source };
-    fs::read_to_string(path).map_err(reading)
 }
 
 fn written_s(path: &Path) -> Result<u64, Problem> {

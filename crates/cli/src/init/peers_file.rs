@@ -22,9 +22,7 @@ pub(crate) fn path(dir: &Path) -> PathBuf {
 
 /// Reads the file; empty if it does not exist yet.
 pub(crate) fn read(dir: &Path) -> Result<String, Problem> {
-    let path = path(dir);
-    write::read(&path)
-        .map_err(|source| Problem::Local { what: format!("reading {}", path.display()), source })
+    write::read(&path(dir))
 }
 
 /// The text with new hosts added, and all its hosts.

@@ -1,12 +1,11 @@
 //! This host's place in the cluster, from the agent's file and the peers file.
 
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use agent::config::carry::{ADDRESS_DEFAULT, check_address};
-use agent::config::{PeerEntry, parse_peers};
+use agent::config::{PeerEntry, file, parse_peers};
 use client::Problem;
 use serde::Deserialize;
 
@@ -45,7 +44,7 @@ struct Carry {
 impl ClusterHost {
     /// Reads the agent's file, and the peers file that it names.
     pub(crate) fn read(agent_file: &Path) -> Result<Self, Problem> {
-        let agent = parse(agent_file)?;
+        let agent: AgentFile = file::parse(agent_file, &file::read(agent_file)?)?;
         let (Some(name), Some(peers)) = (agent.name, agent.peers) else {
             return Err(Problem::Typed(format!(
                 "{} has no `name` or no `peers`: the address at which libvirt on other hosts \
@@ -54,7 +53,7 @@ impl ClusterHost {
             )));
         };
         let peers = agent_file.parent().unwrap_or(Path::new("")).join(peers);
-        let hosts = parse_peers(&peers, &read(&peers)?)?;
+        let hosts = parse_peers(&peers, &file::read(&peers)?)?;
         let own = hosts.iter().find(|host| host.name == name);
         let (own, loopback, ports) = own.and_then(waits_at).ok_or_else(|| {
             Problem::Typed(format!(
@@ -81,25 +80,10 @@ fn waits_at(host: &PeerEntry) -> Option<(&PeerEntry, Ipv4Addr, RangeInclusive<u1
     Some((host, host.carry_address?, first..=last))
 }
 
-fn read(path: &Path) -> Result<String, Problem> {
-    let reading = |source| Problem::Local { what: format!("reading {}", path.display()), source };
-    fs::read_to_string(path).map_err(reading)
-}
-
-fn parse(path: &Path) -> Result<AgentFile, Problem> {
-    let text = read(path)?;
-    toml::from_str(&text).map_err(|error| {
-        let line = error.span().map_or(0, |span| text.get(..span.start).map_or(0, newlines)) + 1;
-        Problem::Typed(format!("{}:{line}: {}", path.display(), error.message()))
-    })
-}
-
-fn newlines(text: &str) -> usize {
-    text.matches('\n').count()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const PEERS: &str = "[[host]]\nname = 'host-a'\naddress = '10.0.0.1:7800'\n\

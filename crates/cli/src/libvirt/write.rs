@@ -6,14 +6,19 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
 
+use client::Problem;
+
 /// The mode of a new file: QEMU's configuration may hold passwords.
 const MODE: u32 = 0o600;
 
 /// Reads a file; empty if it does not exist.
-pub(crate) fn read(path: &Path) -> io::Result<String> {
+pub(crate) fn read(path: &Path) -> Result<String, Problem> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
-        read => read,
+        read => read.map_err(|source| {
+            let what = format!("reading {}", path.display());
+            Problem::Local { what, source }
+        }),
     }
 }
 
