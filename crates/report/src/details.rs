@@ -2,14 +2,13 @@
 
 use api::{Audited, Report};
 
-use super::more;
-use super::summary::{goal, sentences};
+use super::summary::{goal, outcome};
 use crate::{aligned, amount, described, phase_name};
 
 /// The summary, all figures, phases, disks and lanes.
 #[must_use]
 pub fn text(report: &Report) -> String {
-    let mut out = more::without(&sentences(report));
+    let mut out = outcome(report);
     out.push_str("\n\n");
     out.push_str(&aligned(&facts(report)));
     if !report.phases.is_empty() {

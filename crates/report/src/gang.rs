@@ -2,7 +2,6 @@
 
 use api::{GangOutcome, GangProgress, GangReport, MoveReport, MoveState};
 
-use super::more;
 use crate::{Stayed, aligned, amount, full_stop};
 
 /// The outcome, the notes, and the command that shows more.
@@ -16,7 +15,7 @@ pub fn summary(report: &GangReport) -> String {
         out += &format!("\nNote: {}", full_stop(note));
     }
     if !report.moves.is_empty() {
-        out += &more::line(&report.id);
+        out += &format!("\nMore: droveway report {}", report.id);
     }
     out
 }

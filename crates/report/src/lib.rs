@@ -12,7 +12,6 @@ pub mod event;
 pub mod example;
 pub mod gang;
 pub mod html;
-mod more;
 mod phase;
 pub mod progress;
 mod sentence;

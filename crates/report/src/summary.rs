@@ -2,12 +2,19 @@
 
 use api::{Outcome, Progress, Report};
 
-use super::more;
 use crate::{amount, date, full_stop};
 
-/// The outcome, for a person.
+/// The outcome, for a person, and the command that shows more.
 #[must_use]
 pub fn sentences(report: &Report) -> String {
+    match report.outcome {
+        Outcome::Cancelled => outcome(report),
+        _ => format!("{}\nMore: droveway report {}", outcome(report), report.id),
+    }
+}
+
+/// The outcome, for a person.
+pub(crate) fn outcome(report: &Report) -> String {
     let mut out = match &report.outcome {
         Outcome::Done => done(report),
         Outcome::Failed(reason) => {
@@ -18,9 +25,6 @@ pub fn sentences(report: &Report) -> String {
     for note in &report.notes {
         out.push_str("\nNote: ");
         out.push_str(&full_stop(note));
-    }
-    if !matches!(report.outcome, Outcome::Cancelled) {
-        out.push_str(&more::line(&report.id));
     }
     out
 }
