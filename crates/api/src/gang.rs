@@ -123,7 +123,7 @@ impl Default for GangOptions {
 }
 
 impl GangOptions {
-    /// The request that moves one VM.
+    /// The request that moves one VM; of a gang, its [`Sharing::together`] is to be set.
     #[must_use]
     pub fn request(&self, vm: &str, to: &str) -> MigrateRequest {
         MigrateRequest {
@@ -146,7 +146,7 @@ impl GangOptions {
             overcommit_memory: self.overcommit_memory,
             accept_lost_writes: self.accept_lost_writes,
             accept_missing_taps: self.accept_missing_taps,
-            sharing: Sharing { together: true, ..self.sharing.clone() },
+            sharing: self.sharing.clone(),
             storage: self.storage.clone(),
             audit: self.audit,
         }
@@ -409,8 +409,7 @@ mod tests {
     #[test]
     fn each_vm_is_moved_as_one_alone_would_be() {
         let ours = GangOptions::default().request("v", "b");
-        let mut theirs: MigrateRequest = serde_json::from_str(r#"{"vm":"v","to":"b"}"#).unwrap();
-        theirs.sharing.together = true;
+        let theirs: MigrateRequest = serde_json::from_str(r#"{"vm":"v","to":"b"}"#).unwrap();
         assert_eq!(serde_json::to_value(ours).unwrap(), serde_json::to_value(theirs).unwrap());
     }
 }

@@ -50,8 +50,7 @@ pub(super) async fn start_move(State(site): Site, fields: Fields) -> Response {
     let [vm, from, to] = ["vm", "from", "to"].map(|name| fields.text(name).to_owned());
     let started = match site.cluster.agent_of(&from) {
         Some(agent) => {
-            let mut request = choice.options().request(&vm, &to);
-            request.sharing.together = false;
+            let request = choice.options().request(&vm, &to);
             let asked = agent.request(Method::POST, "/v1/migrations", Some(&request));
             in_time(&agent, asked).await.map(|_: MigrationStarted| ())
         }

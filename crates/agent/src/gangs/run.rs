@@ -266,6 +266,7 @@ impl Run {
         let (recall, recalled) = bounded(2);
         let limit = Arc::new(LimitOrder::default());
         let mut request = report.options.request(&one.vm, &one.to);
+        request.sharing.together = true;
         let own = request.bounds.limit_bits_per_s;
         request.bounds.limit_bits_per_s = one.limit_bits_per_s.or(own);
         let need = limits::fresh(&report.options, one.used_bytes);

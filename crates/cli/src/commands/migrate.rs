@@ -45,8 +45,6 @@ impl MigrateArgs {
     pub(crate) fn into_request(self) -> Result<MigrateRequest, Problem> {
         let options = GangOptions::from(self.options.check()?);
         let mut request = options.request(&self.name, &self.host);
-        // No VM with the same content moves at the same time.
-        request.sharing.together = false;
         request.storage.share = self.storage_share;
         request.set = self.set;
         request.overwrite_disks = self.overwrite_disks;

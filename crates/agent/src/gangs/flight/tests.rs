@@ -215,6 +215,7 @@ fn a_move_that_leaves_its_vm_in_doubt_says_so() {
 fn an_agent_of_the_first_release_is_ordered_in_its_own_words() {
     let source = Source::new([], [Ok(Answer::Unknown), Ok(Answer::Started), done()]);
     let (mut flight, _recall) = source.flight(LONG);
+    flight.request.sharing.together = true;
     flight.request.storage.read = ReadDisks::On;
     flight.request.accept_lost_writes = true;
     assert_eq!(flight.fly(|_| {}).unwrap().state, MoveState::Done);

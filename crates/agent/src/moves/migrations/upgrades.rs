@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use api::{
-    ErrorCode, FromStorage, MigrateRequest, Outcome, ReadDisks, Share, Sharing, UpgradeHow,
-    UpgradePlan, UpgradeRequest,
+    Compress, ErrorCode, FromStorage, GangOptions, MigrateRequest, Outcome, ReadDisks, Share,
+    Sharing, UpgradeHow, UpgradePlan, UpgradeRequest,
 };
 use engine::{HandOver, Host, Migrated, Peer, SameHost, Settlement, Watch};
 use qemu::command_line::CommandLine;
@@ -176,30 +176,18 @@ fn dead(name: &str) -> Denied {
 
 /// The order to move a VM within this host: nothing is shared or packed for a network.
 fn order(vm: &str, here: &str, request: &UpgradeRequest) -> MigrateRequest {
-    MigrateRequest {
-        vm: vm.to_owned(),
-        to: here.to_owned(),
-        lanes: None,
+    let options = GangOptions {
         downtime_ms: DOWNTIME_MS,
-        blackout_max_s: None,
-        slowing: api::Slowing::default(),
         sharing: Sharing { share: Share::Off, ..Sharing::default() },
         storage: FromStorage { read: ReadDisks::Off, ..FromStorage::default() },
-        compress: api::Compress::Off,
-        tap: api::TapChoice::Auto,
+        compress: Compress::Off,
         // They are the same files: that was checked.
         shared_disks: true,
-        set: Vec::new(),
-        disks: None,
-        create_disks: false,
-        overwrite_disks: false,
-        timeout_s: None,
-        bounds: api::Bounds::default(),
-        incoming_qmp: None,
-        overcommit_memory: false,
         accept_lost_writes: request.accept_lost_writes,
         // The next QEMU has the same ones.
         accept_missing_taps: true,
         audit: request.audit,
-    }
+        ..GangOptions::default()
+    };
+    options.request(vm, here)
 }
