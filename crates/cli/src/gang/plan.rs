@@ -43,37 +43,27 @@ fn limits(plan: &GangPlan) -> String {
 
 /// The plan's VMs, with their shared content if it is known for any of them.
 fn moves(plan: &GangPlan) -> String {
-    let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), amount::size);
-    let first = |one: &PlannedMove| {
-        let sizes = [one.ram_bytes, one.used_bytes].map(amount::size);
-        let [vm, from, to] = [&one.vm, &one.from, &one.to].map(String::clone);
-        let [ram, used] = sizes;
-        [vm, from, to, ram, used]
-    };
-    let heads = ["VM", "FROM", "TO", "RAM", "IN USE"];
-    if plan.moves.iter().all(|one| one.shared.is_none()) {
-        let [vm, from, to, ram, used] = heads;
-        let mut rows = vec![[vm, from, to, ram, used, "SHARED"].map(str::to_owned)];
-        rows.extend(plan.moves.iter().map(|one| {
-            let [vm, from, to, ram, used] = first(one);
-            [vm, from, to, ram, used, size(one.shared_bytes)]
-        }));
-        return aligned(&rows);
+    let is_known = plan.moves.iter().any(|one| one.shared.is_some());
+    let mut heads = vec!["VM", "FROM", "TO", "RAM", "IN USE", "SHARED"];
+    if is_known {
+        heads.extend(["HELD", "WITHIN", "COMMON"]);
     }
-    let [vm, from, to, ram, used] = heads;
-    let rest = ["SHARED", "HELD", "WITHIN", "COMMON"];
-    let [all, held, within, common] = rest;
-    let mut rows = vec![[vm, from, to, ram, used, all, held, within, common].map(str::to_owned)];
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), amount::size);
+    let mut rows = vec![heads.into_iter().map(str::to_owned).collect::<Vec<_>>()];
     rows.extend(plan.moves.iter().map(|one| {
-        let [vm, from, to, ram, used] = first(one);
-        let part = |part: fn(SharedParts) -> u64| size(one.shared.map(part));
-        let (held, within) = (part(|one| one.held_bytes), part(|one| one.within_bytes));
-        let common = part(|one| one.common_bytes);
-        [vm, from, to, ram, used, size(one.shared_bytes), held, within, common]
+        let mut row = vec![one.vm.clone(), one.from.clone(), one.to.clone()];
+        row.extend([one.ram_bytes, one.used_bytes].map(amount::size));
+        row.push(size(one.shared_bytes));
+        if is_known {
+            let parts: [fn(SharedParts) -> u64; 3] =
+                [|one| one.held_bytes, |one| one.within_bytes, |one| one.common_bytes];
+            row.extend(parts.map(|part| size(one.shared.map(part))));
+        }
+        row
     }));
-    aligned(&rows)
-        + "Shared is not sent: held at the destination, more than once within the VM, or common to \
-           VMs of this gang.\n"
+    let why = "Shared is not sent: held at the destination, more than once within the VM, or \
+               common to VMs of this gang.\n";
+    aligned(&rows) + if is_known { why } else { "" }
 }
 
 /// The lines that announce a gang.
