@@ -76,14 +76,11 @@ impl Exchange {
                 held.extend(held_here.map(|(name, _)| *name));
             }
             all_wrong += rights.len() - right.len();
-            let settled = drained.take(rights.len());
-            for (is_right, (name, page)) in rights.into_iter().zip(settled) {
-                match (is_right, is_placed) {
-                    (true, true) => page.recipient.settled(page.place, false),
-                    (true, false) => self.have_sent(name, &page),
-                    (false, _) => self.have_sent_again(name, &page),
-                }
-            }
+            drained.settle(rights.len(), |nth, name, page| match (rights[nth], is_placed) {
+                (true, true) => page.recipient.settled(page.place, false),
+                (true, false) => self.have_sent(name, &page),
+                (false, _) => self.have_sent_again(name, &page),
+            });
         }
         if let Some(rack) = &self.rack {
             rack.holds(held.into_iter().collect());

@@ -1,7 +1,6 @@
 //! Waiting pages that have been removed from those in flight, until each is settled.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::vec::IntoIter;
 
 use content::Name;
 use page::BATCH_PAGES;
@@ -32,44 +31,22 @@ impl<'e> Drained<'e> {
         self.pages.get(self.pages.len() - together..)
     }
 
-    /// Removes a group of this many pages, in the same order. The caller settles each; those that
-    /// it doesn't get to are requested, too.
-    pub(super) fn take(&mut self, group: usize) -> impl Iterator<Item = (Name, Page)> {
-        let pages = self.pages.split_off(self.pages.len().saturating_sub(group));
-        Taken { exchange: self.exchange, pages: pages.into_iter() }
-    }
-}
-
-/// A group that was removed.
-struct Taken<'e> {
-    exchange: &'e Exchange,
-    pages: IntoIter<(Name, Page)>,
-}
-
-impl Iterator for Taken<'_> {
-    type Item = (Name, Page);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.pages.next()
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        request(self.exchange, self.pages.by_ref());
+    /// Removes a group of this many pages, the last one first. `each` settles a page, whose index
+    /// in the group it gets; those that it doesn't get to stay here.
+    pub(super) fn settle(&mut self, group: usize, mut each: impl FnMut(usize, Name, Page)) {
+        for nth in (0..group).rev() {
+            if let Some((name, page)) = self.pages.pop() {
+                each(nth, name, page);
+            }
+        }
     }
 }
 
 impl Drop for Drained<'_> {
     fn drop(&mut self) {
-        request(self.exchange, self.pages.drain(..));
-    }
-}
-
-/// Requests pages from their sources.
-fn request(exchange: &Exchange, pages: impl Iterator<Item = (Name, Page)>) {
-    for (name, page) in pages {
-        // A second panic that left a destructor would end the agent.
-        let _ = catch_unwind(AssertUnwindSafe(|| exchange.have_sent(name, &page)));
+        for (name, page) in self.pages.drain(..) {
+            // A second panic that left a destructor would end the agent.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.exchange.have_sent(name, &page)));
+        }
     }
 }

@@ -95,9 +95,9 @@ impl Exchange {
         let mut drained = Drained::new(self, pages);
         while let Some(group) = drained.group() {
             let (placed, pages) = (self.place_copies(group, copies), group.len());
-            for (nth, (_, page)) in drained.take(pages).enumerate() {
+            drained.settle(pages, |nth, _, page| {
                 page.recipient.settled(page.place, !placed.has(nth));
-            }
+            });
         }
     }
 
