@@ -270,8 +270,6 @@ impl Index {
 pub struct Scanned {
     /// How many times a scanner has scanned all of its pages.
     pub rounds: u64,
-    /// How many pages it has scanned in this round.
-    pub pages: u64,
     /// How many pages have a name: those that were noted, and not forgotten.
     pub named: u64,
 }

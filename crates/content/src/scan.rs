@@ -334,7 +334,7 @@ mod tests {
         let mut look = looking();
         let mut work = Work::new(&index, (1.0, &NOBODY), &told, &|_| {}, &mut look);
         round(&mut work, &seat);
-        assert_eq!(member.scanned(), Scanned { rounds: 1, pages: 0, named: 300 });
+        assert_eq!(member.scanned(), Scanned { rounds: 1, named: 300 });
         assert!(index.has(&name(7)) && index.has(&name(1 + 3)));
         assert!(!index.has(&name(0)) && !index.has(&name(255)));
         // Some pages become holes, some zero; one can't be read, one is new.
@@ -419,7 +419,7 @@ mod tests {
             read.recv().unwrap();
         }
         drop(scanner);
-        assert_eq!(member.scanned(), Scanned { rounds: 1, pages: 0, named: 40 });
+        assert_eq!(member.scanned(), Scanned { rounds: 1, named: 40 });
         assert!((1..=40).all(|content| index.has(&name(content))));
         drop(member);
         assert_eq!(Arc::strong_count(&ram), 1);

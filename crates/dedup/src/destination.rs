@@ -32,7 +32,7 @@ mod tests;
 pub use blocks::Blocks;
 pub(crate) use exchange::{Exchange, Page, Waiter};
 pub(crate) use in_flight::{CLAIM_MAX, Provider};
-pub use kept::{Known, WatchError};
+pub use kept::WatchError;
 pub use outbox::Outbox;
 pub use page_placer::PagePlacer;
 pub use recipient::NAMED_BYTES_MAX;

@@ -13,6 +13,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use data_threads::Joined;
 use dedup::destination::Sharing;
 use engine::{Domain, Sample};
+use page::PAGE_BYTES;
 
 use crate::vms::vm::Vm;
 
@@ -48,7 +49,8 @@ impl Holdings {
     /// What is known of a VM.
     pub(crate) fn known(&self, pid: u32) -> Option<KnownContent> {
         let known = self.sharing.known(pid)?;
-        Some(KnownContent { rounds: known.rounds, named_bytes: known.bytes() })
+        let named_bytes = known.named * PAGE_BYTES as u64;
+        Some(KnownContent { rounds: known.rounds, named_bytes })
     }
 
     /// A sample of a VM's content, one name in `one_in`.

@@ -154,8 +154,7 @@ impl Seat {
 
     pub(super) fn scanned(&self) -> Scanned {
         let named = self.hints().count() as u64;
-        let round = self.round.lock();
-        Scanned { rounds: round.completed, pages: round.next, named }
+        Scanned { rounds: self.round.lock().completed, named }
     }
 
     pub(super) fn bytes(&self) -> usize {

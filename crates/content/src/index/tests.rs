@@ -191,7 +191,7 @@ fn the_sample_follows_the_names() {
     }
     (0..1000).for_each(|page| member.forget(page));
     assert_eq!(sample(4), sampled(&contents[1000..], 4));
-    assert_eq!(member.scanned(), Scanned { rounds: 0, pages: 0, named: 1000 });
+    assert_eq!(member.scanned(), Scanned { rounds: 0, named: 1000 });
     assert!(member.has_names());
     (1000..2000).for_each(|page| member.forget(page));
     assert!(!member.has_names());

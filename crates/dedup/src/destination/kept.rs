@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use content::{Domain, EarlierNames, GivingWay, Key, Member, Name, Sample, Scanned, Scanner};
-use page::PAGE_BYTES;
 use qemu::machine::Machine;
 use qemu::process::{Process, ProcessError};
 use qemu::ram_blocks::RamBlocks;
@@ -33,21 +32,6 @@ fn unreadable(notes: &[String]) -> WatchError {
         return WatchError::Unreadable(format!("no block of it has {least} MiB or more"));
     }
     WatchError::Unreadable(notes.join("; "))
-}
-
-/// What is known of a VM's content.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Known {
-    /// How many times all of its memory was scanned.
-    pub rounds: u64,
-    /// Pages that have a name.
-    pub pages: u64,
-}
-
-impl From<Scanned> for Known {
-    fn from(scanned: Scanned) -> Self {
-        Self { rounds: scanned.rounds, pages: scanned.named }
-    }
 }
 
 impl Sharing {
@@ -167,8 +151,8 @@ impl Sharing {
 
     /// What is known of a VM; none if it is not watched.
     #[must_use]
-    pub fn known(&self, pid: u32) -> Option<Known> {
-        Some(self.member(pid)?.scanned().into())
+    pub fn known(&self, pid: u32) -> Option<Scanned> {
+        Some(self.member(pid)?.scanned())
     }
 
     /// A sample of one in `one_in` of a VM's contents, as far as they are known.
@@ -180,14 +164,6 @@ impl Sharing {
     fn member(&self, pid: u32) -> Option<Arc<Member>> {
         let kept = self.exchange.kept.lock();
         kept.iter().find(|kept| kept.is_of(pid)).map(|kept| Arc::clone(&kept.member))
-    }
-}
-
-impl Known {
-    /// The size of the pages that have a name.
-    #[must_use]
-    pub fn bytes(self) -> u64 {
-        self.pages * PAGE_BYTES as u64
     }
 }
 
@@ -229,12 +205,12 @@ mod tests {
             sharing.earlier_names(pid, &sharing.key(&Domain(domain.to_owned()))).is_some()
         };
         assert!(has_earlier("red") && !has_earlier("blue"));
-        assert_eq!(sharing.known(child.id()), Some(Known { rounds: 0, pages: 1 }));
+        assert_eq!(sharing.known(child.id()), Some(Scanned { rounds: 0, named: 1 }));
         assert_eq!(sharing.sample(child.id(), 1).unwrap().hints.len(), 1);
         // It is of another domain now, and nothing of the first one is left.
         sharing.put(kept(&sharing, process(), "blue"));
         assert!(!sharing.exchange.index.has(&name));
-        assert_eq!(sharing.known(child.id()), Some(Known::default()));
+        assert_eq!(sharing.known(child.id()), Some(Scanned::default()));
         assert!(has_earlier("blue") && !has_earlier("red"));
         sharing.exchange.forget_ended();
         assert!(sharing.known(child.id()).is_some());
