@@ -25,8 +25,6 @@ const SECTOR_BYTES: u64 = 512;
 
 /// The disks of one arriving VM that are read. Dropping it ends their readers.
 pub(crate) struct DiskReaders {
-    number: u64,
-    exchange: Weak<Exchange>,
     /// By the source's numbers for them.
     disks: Vec<Option<Disk>>,
     spare: Mutex<Spare>,
@@ -65,6 +63,13 @@ impl Taking {
         let mut names = self.names.lock();
         tokens.filter_map(|token| names.take(token)).collect()
     }
+
+    /// These items are not read from the disk.
+    fn fails(&self, tokens: impl Iterator<Item = u64>) {
+        if let Some(exchange) = self.exchange.upgrade() {
+            exchange.not_brought(Provider::Disk(self.number), &self.take(tokens));
+        }
+    }
 }
 
 impl Consumer for Taking {
@@ -86,9 +91,7 @@ impl Consumer for Taking {
         if !self.over.load(Relaxed) {
             self.why.lock().get_or_insert_with(|| why.clone());
         }
-        let Some(exchange) = self.exchange.upgrade() else { return };
-        let names = self.take(items.iter().map(|item| item.token));
-        exchange.not_brought(Provider::Disk(self.number), &names);
+        self.fails(items.iter().map(|item| item.token));
     }
 
     fn ended(&self, why: &Failure) {
@@ -151,7 +154,7 @@ impl DiskReaders {
             }
         };
         let disks = opened.into_iter().map(|opened| opened.and_then(start)).collect();
-        Self { number, exchange: Weak::clone(&exchange), disks, spare: Mutex::default() }
+        Self { disks, spare: Mutex::default() }
     }
 
     /// Whether the place's disk is read.
@@ -177,11 +180,8 @@ impl DiskReaders {
             };
             let items: Vec<Item> = run.iter().map(item).collect();
             drop(names);
-            if disk.reader.add(&items).is_err()
-                && let Some(exchange) = self.exchange.upgrade()
-            {
-                let names = disk.taking.take(items.iter().map(|item| item.token));
-                exchange.not_brought(Provider::Disk(self.number), &names);
+            if disk.reader.add(&items).is_err() {
+                disk.taking.fails(items.iter().map(|item| item.token));
             }
         }
         self.give_back();
@@ -199,7 +199,6 @@ impl DiskReaders {
     /// read.
     fn give_back(&self) {
         let mut spare = self.spare.lock();
-        let Some(exchange) = self.exchange.upgrade() else { return };
         let mut taken = Vec::new();
         while spare.used < spare.said {
             let most = |disk: &&Disk| disk.reader.progress().wanted_pages;
@@ -210,8 +209,7 @@ impl DiskReaders {
                 return;
             }
             spare.used += taken.len() as u64;
-            let names = disk.taking.take(taken.iter().copied());
-            exchange.not_brought(Provider::Disk(self.number), &names);
+            disk.taking.fails(taken.iter().copied());
         }
     }
 

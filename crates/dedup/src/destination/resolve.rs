@@ -309,8 +309,11 @@ impl Resolving {
     pub fn came(&self, block: BlockId, epoch: Epoch, Tables { pages, fills }: &Tables) {
         let names = self.recipient.came(block, epoch, pages);
         self.exchange.wake_waiters(&names);
-        if let Some(claims) = self.claims.as_ref().filter(|_| !names.is_empty()) {
-            claims.holds(names);
+        if let Some(rack) = &self.exchange.rack
+            && self.claims.is_some()
+            && !names.is_empty()
+        {
+            rack.holds(names);
         }
         self.filled(block, epoch, fills);
     }

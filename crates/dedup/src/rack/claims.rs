@@ -163,7 +163,6 @@ impl Unanswered {
 pub(crate) struct Claims {
     ask: Sender<(Batch, Question)>,
     _thread: Joined,
-    rack: Arc<Rack>,
     unanswered: Arc<Unanswered>,
 }
 
@@ -191,7 +190,7 @@ impl Claims {
             asking.run(&asked);
         };
         let thread = data_threads::spawn("claims", run)?;
-        Ok(Self { ask, _thread: thread.into(), rack: Arc::clone(rack), unanswered })
+        Ok(Self { ask, _thread: thread.into(), unanswered })
     }
 
     /// Queries the rack for what this VM is still to provide, and then answers the batch.
@@ -205,11 +204,6 @@ impl Claims {
     /// another lane. The caller requests them.
     pub(crate) fn name_again(&self, batch: &Batch, lacks: PageSet) -> PageSet {
         self.unanswered.name_again(batch.header, &batch.pages, lacks)
-    }
-
-    /// Publishes that these contents are here now.
-    pub(crate) fn holds(&self, names: Vec<Name>) {
-        self.rack.holds(names);
     }
 }
 
