@@ -15,9 +15,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use data_threads::Joined;
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -49,8 +50,8 @@ const LOOK: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct Scanner {
     moving: Arc<AtomicUsize>,
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _stop: Sender<()>,
+    _thread: Joined,
     refused: Arc<Mutex<Option<String>>>,
 }
 
@@ -80,7 +81,7 @@ impl Scanner {
                 Work::new(&index, (share, &moving), &told, &tell, &mut look).run();
             }
         })?;
-        Ok(Self { moving, stop: Some(stop), thread: Some(thread), refused })
+        Ok(Self { moving, _stop: stop, _thread: thread.into(), refused })
     }
 
     /// Reduces the threads' share to a tenth until the result is dropped, for the time in which a
@@ -95,15 +96,6 @@ impl Scanner {
     #[must_use]
     pub fn refused(&self) -> Option<String> {
         self.refused.lock().take()
-    }
-}
-
-impl Drop for Scanner {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -12,11 +12,12 @@ mod talk;
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use content::Name;
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
+use data_threads::Joined;
 
 use crate::directory::{Answer, Directory, Terms};
 use crate::error::DirectoryError;
@@ -65,10 +66,12 @@ pub struct RedisSettings {
 /// It keeps one holder of each content, the last that was recorded. More would take a set for
 /// each content instead of one short string; in the embedded directory the second holder costs
 /// nothing.
+///
+/// Dropping it waits for jobs that are being done: until their deadlines, or for a second or two.
 pub struct Redis {
     at: String,
-    jobs: Option<Sender<Job>>,
-    workers: Vec<JoinHandle<()>>,
+    jobs: Sender<Job>,
+    workers: Vec<Joined>,
 }
 
 type Outcome = Result<Vec<Answer>, DirectoryError>;
@@ -100,7 +103,7 @@ impl Redis {
         let talk = Arc::new(Talk::new(settings)?);
         let at = talk.at().to_owned();
         let (sender, receiver) = bounded(JOBS_MAX);
-        let mut redis = Self { at, jobs: Some(sender), workers: Vec::new() };
+        let mut redis = Self { at, jobs: sender, workers: Vec::new() };
         for number in 0..settings.connections.max(1) {
             let (talk, receiver) = (Arc::clone(&talk), Receiver::clone(&receiver));
             let mut worker =
@@ -109,7 +112,7 @@ impl Redis {
             let thread = thread.spawn(move || worker.run(&receiver));
             let failed =
                 |error| DirectoryError::Settings(format!("cannot start a thread for it: {error}"));
-            redis.workers.push(thread.map_err(failed)?);
+            redis.workers.push(thread.map_err(failed)?.into());
         }
         Ok(redis)
     }
@@ -128,8 +131,7 @@ impl Directory for Redis {
         let (host, names) = (host.clone(), names.to_vec());
         let job = Job { kind, host, names, until, waiter: Arc::clone(&waiter) };
         let late = || DirectoryError::Late { at: self.at.clone() };
-        let jobs = self.jobs.as_ref().expect("it is there until this is dropped");
-        match jobs.send_deadline(job, until) {
+        match self.jobs.send_deadline(job, until) {
             Ok(()) => {
                 answers.extend(waiter.wait(until).unwrap_or_else(|| Err(late()))?);
                 Ok(())
@@ -139,17 +141,6 @@ impl Directory for Redis {
                 let why = "its threads have ended".to_owned();
                 Err(DirectoryError::Unreachable { at: self.at.clone(), why })
             }
-        }
-    }
-}
-
-impl Drop for Redis {
-    /// Waits for jobs that are being done: until their deadlines, or for a second or two.
-    fn drop(&mut self) {
-        self.jobs = None;
-        for worker in self.workers.drain(..) {
-            // A thread that panicked has ended as well.
-            let _ = worker.join();
         }
     }
 }

@@ -11,10 +11,11 @@ mod line;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use content::Name;
+use data_threads::Joined;
 
 use crate::directory::{Answer, Directory};
 use crate::error::DirectoryError;
@@ -52,7 +53,7 @@ impl Halves {
 /// failed, later claims get an error until another one has succeeded.
 pub struct Remote {
     line: Arc<Line>,
-    sender: Option<JoinHandle<()>>,
+    _sender: Joined,
 }
 
 impl Remote {
@@ -70,7 +71,7 @@ impl Remote {
         let its = Arc::clone(&line);
         let sender = thread::Builder::new().name("directory-send".to_owned());
         let sender = sender.spawn(move || send(&its, &connect))?;
-        Ok(Self { line, sender: Some(sender) })
+        Ok(Self { line, _sender: sender.into() })
     }
 }
 
@@ -100,10 +101,6 @@ impl Directory for Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         self.line.end();
-        if let Some(sender) = self.sender.take() {
-            // If the thread panicked, there is nothing left to end.
-            let _ = sender.join();
-        }
     }
 }
 

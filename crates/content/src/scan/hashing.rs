@@ -6,9 +6,10 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
+use data_threads::Joined;
 use page::{Buffer, PAGE_BYTES};
 use parking_lot::Mutex;
 
@@ -95,9 +96,9 @@ impl Hashing {
 
 /// The thread. It ends when this is dropped.
 pub(super) struct Hasher {
-    turns: Option<Sender<Turn>>,
+    turns: Sender<Turn>,
     looked: Receiver<Turn>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Joined,
 }
 
 impl Hasher {
@@ -121,22 +122,12 @@ impl Hasher {
                 }
             }
         })?;
-        Ok(Self { turns: Some(turns), looked, thread: Some(thread) })
+        Ok(Self { turns, looked, _thread: thread.into() })
     }
 
     /// Has a turn looked at, and waits until it is. Fails if the thread has ended, after a fault.
     pub(super) fn look(&self, turn: Turn) -> Result<Turn, Stop> {
-        let turns = self.turns.as_ref().ok_or(Stop)?;
-        turns.send(turn).map_err(|_| Stop)?;
+        self.turns.send(turn).map_err(|_| Stop)?;
         self.looked.recv().map_err(|_| Stop)
-    }
-}
-
-impl Drop for Hasher {
-    fn drop(&mut self) {
-        self.turns = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }

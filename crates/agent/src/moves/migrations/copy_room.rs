@@ -6,10 +6,10 @@
 //! the copy ends before there is too little of it.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use data_threads::Joined;
 use engine::Watch;
 use qemu::machine::Machine;
 
@@ -21,8 +21,8 @@ const EACH: Duration = Duration::from_millis(50);
 /// Ends a migration within this host when its VM's cgroup lacks memory for it, until it is dropped.
 pub(super) struct CopyRoom {
     /// Ends the thread when it is dropped.
-    until: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _until: Sender<()>,
+    _thread: Joined,
 }
 
 impl CopyRoom {
@@ -45,21 +45,11 @@ impl CopyRoom {
             }
         });
         match thread {
-            Ok(thread) => Some(Self { until: Some(until), thread: Some(thread) }),
+            Ok(thread) => Some(Self { _until: until, _thread: thread.into() }),
             Err(error) => {
                 tracing::warn!(%error, "the room for a copy of the RAM is not checked");
                 None
             }
-        }
-    }
-}
-
-impl Drop for CopyRoom {
-    fn drop(&mut self) {
-        self.until = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic was logged there.
-            let _ = thread.join();
         }
     }
 }
