@@ -5,6 +5,8 @@
 //! that run here, and keeps [`EarlierNames`] for the time when they move. A [`Tally`] estimates from
 //! samples what a gang would share.
 
+#![forbid(unsafe_code)]
+
 mod earlier_names;
 mod estimate;
 mod fingerprint;

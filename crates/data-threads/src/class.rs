@@ -22,9 +22,17 @@ pub(crate) fn set(thread: Pid, class: Class) -> io::Result<()> {
     }
 }
 
+/// Makes the calling thread run only when its CPU is otherwise idle.
+///
+/// # Errors
+/// If the system refuses that.
+pub fn only_when_idle() -> io::Result<()> {
+    set(gettid(), Class::Idle)
+}
+
 /// Fails if threads may not return from the idle class. Without the right to that, the calling
 /// thread stays in it.
 pub(crate) fn try_on_this_thread() -> io::Result<()> {
-    set(gettid(), Class::Idle)?;
+    only_when_idle()?;
     set(gettid(), Class::Normal)
 }

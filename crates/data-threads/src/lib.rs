@@ -32,6 +32,7 @@ use tracing::span::EnteredSpan;
 
 use keeper::Keeper;
 
+pub use class::only_when_idle;
 pub use cpu_floor::{CpuFloor, CpuFloorError};
 pub use cpu_time::cpu_time;
 pub use cpus::{Cpus, CpusError};

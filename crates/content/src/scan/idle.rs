@@ -12,17 +12,6 @@ const NICE_MAX: i32 = 19;
 pub(super) fn only_when_idle() -> io::Result<()> {
     // The kernel takes a thread's number for a process's here.
     let nice = setpriority_process(Some(gettid()), NICE_MAX);
-    set_policy_idle()?;
+    data_threads::only_when_idle()?;
     Ok(nice?)
-}
-
-#[expect(unsafe_code, reason = "rustix has no call for scheduling policies")]
-fn set_policy_idle() -> io::Result<()> {
-    let none = libc::sched_param { sched_priority: 0 };
-    // SAFETY: 0 is the calling thread, and the kernel copies the parameter, which lives until
-    // then.
-    match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const none) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
