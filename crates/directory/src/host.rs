@@ -1,43 +1,26 @@
 //! Host names, as in certificates and the peers file.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
-/// The most characters in a name.
-pub(crate) const LETTERS_MAX: usize = 64;
+use identity::{NameError, check_name};
 
 /// A host's name. Clones share its text.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostName(Arc<str>);
-
-/// A text that is not a valid host name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{0}` is not a name: use 1 to {LETTERS_MAX} of A-Z a-z 0-9 . _ - and start with a letter or \
-     digit"
-)]
-pub struct HostNameError(String);
 
 impl HostName {
     /// Checks and makes a name.
     ///
     /// # Errors
     /// If the text is not a valid name.
-    pub fn new(name: &str) -> Result<Self, HostNameError> {
-        let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        let is_name = (1..=LETTERS_MAX).contains(&name.len())
-            && name.bytes().all(is_letter)
-            && name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
-        if is_name {
-            return Ok(Self(name.into()));
-        }
-        // The error repeats no more of a peer's text than a name may have.
-        Err(HostNameError(name.chars().take(LETTERS_MAX).collect()))
+    pub fn new(name: &str) -> Result<Self, NameError> {
+        check_name(name)?;
+        Ok(Self(name.into()))
     }
 
     /// From a peer's bytes.
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, HostNameError> {
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, NameError> {
         Self::new(&String::from_utf8_lossy(bytes))
     }
 
@@ -45,14 +28,6 @@ impl HostName {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-impl FromStr for HostName {
-    type Err = HostNameError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::new(text)
     }
 }
 
@@ -70,6 +45,8 @@ impl fmt::Debug for HostName {
 
 #[cfg(test)]
 mod tests {
+    use identity::LETTERS_MAX;
+
     use super::*;
 
     #[test]

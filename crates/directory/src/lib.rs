@@ -27,6 +27,6 @@ pub use self::redis::{Redis, RedisSettings, Servers};
 pub use directory::{Answer, Directory, Terms};
 pub use embedded::{Embedded, Limits, Usage};
 pub use error::DirectoryError;
-pub use host::{HostName, HostNameError};
+pub use host::HostName;
 pub use remote::{Halves, Remote};
 pub use server::{ServeError, serve};

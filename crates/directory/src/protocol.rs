@@ -15,9 +15,10 @@
 use std::time::Duration;
 
 use content::{NAME_BYTES, Name};
+use identity::{LETTERS_MAX, NameError};
 
 use crate::directory::Answer;
-use crate::host::{HostName, HostNameError, LETTERS_MAX};
+use crate::host::HostName;
 
 /// The most names in a request: eight batches' worth.
 pub const NAMES_MAX: usize = 1024;
@@ -60,7 +61,7 @@ pub enum ProtocolError {
     Contradiction(&'static str),
     /// An invalid host name.
     #[error(transparent)]
-    Host(#[from] HostNameError),
+    Host(#[from] NameError),
 }
 
 /// The kinds of requests.

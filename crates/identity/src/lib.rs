@@ -55,5 +55,5 @@ pub use record::RecordError;
 pub use refusal::{CertificateProblem, Refusal};
 pub use security::{Security, WithinProcess};
 pub use socket::Closer;
-pub use subject::{NameError, Role, Subject, check_name};
+pub use subject::{LETTERS_MAX, NameError, Role, Subject, check_name};
 pub use writer::Writer;

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Most characters in a name.
-const LETTERS_MAX: usize = 64;
+pub const LETTERS_MAX: usize = 64;
 /// The scheme of Droveway's URIs.
 const SCHEME: &str = "droveway:";
 
