@@ -62,9 +62,6 @@ impl Scanner {
     ///
     /// It calls `tell` with batches of names that it finds: new names at once, and all names of a
     /// member every half hour. Some may be out of date by then.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
     pub fn start(
         index: &Arc<Index>,
         share: f64,

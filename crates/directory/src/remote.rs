@@ -60,9 +60,6 @@ impl Remote {
     /// A client of the directory at `at`, a name for messages only. `connect` connects, on a
     /// separate thread, to a peer that runs [`serve`](crate::serve). It should return by the time
     /// that it is given, because dropping this value waits for it.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
     pub fn new(
         at: impl Into<String>,
         connect: impl Fn(Instant) -> io::Result<Halves> + Send + 'static,

@@ -103,26 +103,17 @@ impl Connection {
     }
 
     /// Sets how long a read waits for bytes; `None` is for ever.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
     pub fn set_read_timeout(&mut self, limit: Option<Duration>) -> io::Result<()> {
         self.reader.set_timeout(limit)
     }
 
     /// As [`Reader::set_deadline`].
-    ///
-    /// # Errors
-    /// As for [`Reader::set_deadline`].
     pub fn set_read_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         self.reader.set_deadline(deadline)
     }
 
     /// Sets how long a write waits for room; `None` is for ever. A secured connection
     /// can't be used after a write that timed out.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
     pub fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
         self.reader.socket().stream.set_write_timeout(limit)
     }
@@ -136,17 +127,11 @@ impl Connection {
     }
 
     /// The address of this end.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.reader.socket().stream.local_addr()
     }
 
     /// As [`Reader::read_ready`].
-    ///
-    /// # Errors
-    /// As for [`Reader::read_ready`].
     pub fn read_ready(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         self.reader.read_ready(into)
     }

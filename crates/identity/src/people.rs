@@ -108,9 +108,6 @@ pub(crate) fn server(
 /// Has a connection end if the other end's host is down: nothing is sent while an answer takes its
 /// time. It ends once the other end has acknowledged nothing, neither data nor probes, or taken
 /// nothing, for `patience`.
-///
-/// # Errors
-/// If the kernel refuses.
 pub fn notice_dead_peer(socket: impl AsFd, patience: Duration) -> io::Result<()> {
     let socket = socket.as_fd();
     let patience_ms = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);

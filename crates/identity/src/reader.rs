@@ -67,9 +67,6 @@ impl Reader {
 
     /// Sets how long a read waits for bytes; `None` is for ever. A read that timed out
     /// has lost nothing, and can be repeated.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
     pub fn set_timeout(&mut self, limit: Option<Duration>) -> io::Result<()> {
         if let Some(tls) = &mut self.tls {
             tls.is_woken = false;
@@ -79,9 +76,6 @@ impl Reader {
 
     /// Sets when all that is read from now on must have arrived; `None` is no deadline.
     /// Unlike a timeout it also stops a peer that sends a byte now and then.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         self.deadline = deadline;
         if deadline.is_none() { self.set_timeout(None) } else { Ok(()) }

@@ -49,9 +49,6 @@ impl Closer {
 
     /// Sets how long the peer may acknowledge nothing, bytes or keepalive probes, until the
     /// connection is broken.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
     pub fn set_dead_after(&self, limit: Duration) -> io::Result<()> {
         let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
         Ok(set_tcp_user_timeout(&self.socket.stream, limit_ms)?)

@@ -27,9 +27,6 @@ pub(crate) struct Holdings {
 
 impl Holdings {
     /// Starts scanning, with at most this share of one CPU.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
     pub(crate) fn start(sharing: Arc<Sharing>, cpu_share: f64) -> io::Result<Self> {
         sharing.scan(cpu_share)?;
         let (tell, told) = unbounded();

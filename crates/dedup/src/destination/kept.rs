@@ -37,9 +37,6 @@ fn unreadable(notes: &[String]) -> WatchError {
 impl Sharing {
     /// Starts a thread that scans the VMs of this host with at most this share of one CPU, and
     /// publishes their content to the rack's directory.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
     pub fn scan(&self, share: f64) -> std::io::Result<()> {
         let rack = self.rack().cloned();
         let tell = move |names: &[Name]| {

@@ -49,9 +49,6 @@ pub struct Arriving {
 impl Exchange {
     /// Admits a VM whose pages are named with `key`. If it has a domain `in_rack`, the rack is
     /// queried, too.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
     pub(crate) fn admit(
         self: &Arc<Self>,
         key: Key,
@@ -89,9 +86,6 @@ impl Exchange {
 impl Resolving {
     /// Admits a VM whose content is not shared: its pages are read from its disks, or found among
     /// those that it has already. The caller sends the [`Outbox`]'s messages to its source.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
     pub fn admit_alone(
         secret: &str,
         vm: Arriving,

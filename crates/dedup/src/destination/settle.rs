@@ -21,17 +21,11 @@ const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 impl Exchange {
     /// Starts an exchange for VMs with up to `pages_max` pages in all, in this rack.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
     pub(crate) fn start(pages_max: u64, rack: Option<Arc<Rack>>) -> std::io::Result<Arc<Self>> {
         served(Self::new(pages_max, rack, false))
     }
 
     /// Starts an exchange for one VM with this many pages, which shares nothing.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
     pub(crate) fn start_for_one(pages: u64) -> std::io::Result<Arc<Self>> {
         served(Self::new(pages, None, true))
     }

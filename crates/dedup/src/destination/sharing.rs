@@ -27,9 +27,6 @@ impl std::fmt::Debug for Sharing {
 
 impl Sharing {
     /// Starts sharing on this host, in a cluster with this secret, and in this rack.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
     pub fn start(secret: Vec<u8>, rack: Option<Arc<Rack>>) -> std::io::Result<Arc<Self>> {
         let pages_max = placer::host_bytes() / PAGE_BYTES as u64;
         let exchange = Exchange::start(pages_max, rack)?;
@@ -47,9 +44,6 @@ impl Sharing {
 
     /// Admits a VM of this domain, which may use the rack's content if it `asks_rack`. The caller
     /// sends the [`Outbox`]'s messages to its source.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
     pub fn admit(
         &self,
         (domain, asks_rack): (&Domain, bool),

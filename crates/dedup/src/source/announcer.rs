@@ -34,9 +34,6 @@ pub struct Announcer {
 
 impl Announcer {
     /// Announces pages on disks that the destination reads. None if it reads none.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
     pub fn start(stage: &Arc<Stage>, threads: &Arc<DataThreads>) -> std::io::Result<Option<Self>> {
         let Some(cached) = stage.naming().cached().cloned() else { return Ok(None) };
         let thread = data_threads::spawn("ahead", {

@@ -36,9 +36,6 @@ impl GuestQuery {
     /// Queries the VM's helper: which pages of `blocks` are on `disks`, numbered in this order?
     /// The answer may cost the guest `budget` and this agent `room`. With `percent`, only
     /// that share of it is used.
-    ///
-    /// # Errors
-    /// If a thread can't be started.
     pub fn start(
         machine: Arc<dyn HasGuest>,
         disks: Vec<GuestDisk>,
