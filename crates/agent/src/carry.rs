@@ -13,5 +13,5 @@ mod listener_set;
 mod listeners;
 mod takeovers;
 
+pub(crate) use listeners::CarryListeners;
 pub use listeners::CarryListenersError;
-pub(crate) use listeners::{CarryListeners, Reopener};

@@ -77,16 +77,14 @@ pub(crate) struct PeersFile {
     pub(crate) rack: Option<String>,
 }
 
-/// A part of the agent that has to be notified of changes, instead of reading [`Peers`].
-pub(crate) trait PeersListener: Send + Sync {
-    fn peers_are(&self, peers: &[PeerEntry]);
-}
+/// Notifies parts of the agent of the hosts after a change, which don't read [`Peers`].
+pub(crate) type NotifyOthers = dyn Fn(&[PeerEntry]) + Send + Sync;
 
 /// Watches the file until the agent ends.
 pub(crate) async fn follow(
     file: PeersFile,
     peers: Peers,
-    others: Box<dyn PeersListener>,
+    others: Box<NotifyOthers>,
     mut hup: Signal,
 ) {
     let changed = || std::fs::metadata(&file.path).and_then(|there| there.modified()).ok();
@@ -129,7 +127,7 @@ struct Change {
 }
 
 impl PeersFile {
-    fn apply(&self, peers: &Peers, others: &dyn PeersListener) -> Result<Change, ConfigError> {
+    fn apply(&self, peers: &Peers, others: &NotifyOthers) -> Result<Change, ConfigError> {
         let (own, new) = config::read_peers(&self.path, &self.name)?;
         let old = peers.now();
         if own != self.own {
@@ -150,7 +148,7 @@ impl PeersFile {
         };
         let change = Change { came: names_beside(&new, &old), left: names_beside(&old, &new) };
         peers.replace(new.clone());
-        others.peers_are(&new);
+        others(&new);
         Ok(change)
     }
 
@@ -166,15 +164,6 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-
-    #[derive(Default)]
-    struct Noted(Arc<Mutex<Vec<String>>>);
-
-    impl PeersListener for Noted {
-        fn peers_are(&self, peers: &[PeerEntry]) {
-            *self.0.lock() = peers.iter().map(|peer| peer.name.clone()).collect();
-        }
-    }
 
     #[test]
     fn hosts_come_and_leave_and_a_file_with_a_mistake_changes_nothing() {
@@ -193,18 +182,24 @@ mod tests {
         assert!(peers.admit("b") && !peers.admit("d") && !peers.admit("a"));
         assert!(Peers::default().admit("b"), "there is no file");
         let file = PeersFile { path: path.clone(), name: "a".to_owned(), own, rack: None };
-        let noted = Noted::default();
+        let noted = Arc::<Mutex<Vec<String>>>::default();
+        let note = {
+            let noted = Arc::clone(&noted);
+            move |peers: &[PeerEntry]| {
+                *noted.lock() = peers.iter().map(|peer| peer.name.clone()).collect();
+            }
+        };
         write(&["a", "c", "d"]);
-        let change = file.apply(&peers, &noted).unwrap();
+        let change = file.apply(&peers, &note).unwrap();
         assert_eq!(change, Change { came: vec!["d".to_owned()], left: vec!["b".to_owned()] });
-        assert_eq!((names(), &*noted.0.lock()), (vec!["c".to_owned(), "d".to_owned()], &names()));
+        assert_eq!((names(), &*noted.lock()), (vec!["c".to_owned(), "d".to_owned()], &names()));
         assert!(!peers.admit("b") && peers.admit("d"), "b was removed");
         for text in ["[[host]]\nname = 'b'\n", "nonsense", "[[host]]\nname = 'b'\naddress = '1'"] {
             std::fs::write(&path, text).unwrap();
-            assert!(file.apply(&peers, &noted).is_err(), "{text}");
+            assert!(file.apply(&peers, &note).is_err(), "{text}");
         }
         std::fs::remove_file(&path).unwrap();
-        assert!(file.apply(&peers, &noted).is_err());
+        assert!(file.apply(&peers, &note).is_err());
         assert_eq!(names(), ["c", "d"]);
         assert!(peers.named("b").is_none() && peers.named("d").is_some());
     }

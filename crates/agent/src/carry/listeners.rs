@@ -158,9 +158,13 @@ impl CarryListeners {
         Ok(Self { shared, waiting: waiting.into(), takeovers })
     }
 
-    /// A handle that changes the listeners when the hosts change.
-    pub(crate) fn reopener(&self) -> Reopener {
-        Reopener(Arc::clone(&self.shared))
+    /// Changes the listeners to those for other hosts; what is carried goes on.
+    pub(crate) fn reopener(&self) -> impl Fn(&[PeerEntry]) + Send + Sync + use<> {
+        let shared = Arc::clone(&self.shared);
+        move |peers: &[PeerEntry]| {
+            *shared.changed.lock() = Some(peers.to_vec());
+            shared.wake();
+        }
     }
 
     /// Accepts no more connections, and restores others' sockets. What is carried continues.
@@ -212,17 +216,6 @@ impl CarryListeners {
 impl Drop for CarryListeners {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// Changes the listeners when the hosts change.
-pub(crate) struct Reopener(Arc<Shared>);
-
-impl Reopener {
-    /// Changes the listeners to those for `peers`; what is carried goes on.
-    pub(crate) fn reopen(&self, peers: &[PeerEntry]) {
-        *self.0.changed.lock() = Some(peers.to_vec());
-        self.0.wake();
     }
 }
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::{HostInfo, domain_socket};
-use engine::{KnownHosts, Local, Server};
+use engine::{Local, Server};
 use identity::{Files, Identity};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::Signal;
@@ -16,7 +16,7 @@ use super::settling::Settling;
 use super::this_host::ThisHost;
 use crate::api::socket::ApiSocket;
 use crate::api::{Api, CachedText, Watchers};
-use crate::carry::{CarryListeners, Reopener};
+use crate::carry::CarryListeners;
 use crate::config::{Config, PeerEntry, Webhook};
 use crate::events::Reader;
 use crate::examiner::Examiner;
@@ -24,7 +24,7 @@ use crate::gangs::{Gangs, OrderHandler};
 use crate::moves::arrivals::Arrivals;
 use crate::moves::migrations::Migrations;
 use crate::moves::recovery::{Settlers, kept};
-use crate::peers::{Peers, PeersFile, PeersListener, Routes};
+use crate::peers::{NotifyOthers, Peers, PeersFile, Routes};
 use crate::vms::registry::Registry;
 use crate::xen::{DomainListener, DomainSettlers};
 
@@ -90,14 +90,19 @@ impl Settling {
         if config.insecure_plaintext {
             tracing::warn!(listen = %config.listen, "guest memory crosses the network unencrypted");
         }
-        let others = PeersListeners {
-            known_hosts: server.known_hosts(),
-            kept_hosts,
-            carry_listeners: carry_listeners.as_ref().map(CarryListeners::reopener),
+        let known_hosts = server.known_hosts();
+        let reopen = carry_listeners.as_ref().map(CarryListeners::reopener);
+        let others = move |peers: &[PeerEntry]| {
+            let is_listed = |host: &str| peers.iter().any(|peer| peer.name == host);
+            // Also the hosts of switchovers that were unfinished when the agent started.
+            known_hosts.are(hosts(peers, &kept_hosts), is_listed);
+            if let Some(reopen) = &reopen {
+                reopen(peers);
+            }
         };
         let followed = Followed {
             certificate: identity.clone().zip(config.tls.as_deref().map(Files::within)),
-            peers: peers_reading(&config, &peers, others),
+            peers: peers_reading(&config, &peers, Box::new(others)),
             webhook,
             hangups,
         };
@@ -212,24 +217,7 @@ fn open_domains(
 pub(super) struct PeersReading {
     pub(super) file: PeersFile,
     pub(super) peers: Peers,
-    pub(super) others: Box<PeersListeners>,
-}
-
-pub(super) struct PeersListeners {
-    known_hosts: KnownHosts,
-    /// The hosts of switchovers that were unfinished when the agent started.
-    kept_hosts: Vec<IpAddr>,
-    carry_listeners: Option<Reopener>,
-}
-
-impl PeersListener for PeersListeners {
-    fn peers_are(&self, peers: &[PeerEntry]) {
-        let is_listed = |host: &str| peers.iter().any(|peer| peer.name == host);
-        self.known_hosts.are(hosts(peers, &self.kept_hosts), is_listed);
-        if let Some(carry_listeners) = &self.carry_listeners {
-            carry_listeners.reopen(peers);
-        }
-    }
+    pub(super) others: Box<NotifyOthers>,
 }
 
 /// All known addresses of other hosts.
@@ -238,14 +226,18 @@ fn hosts(peers: &[PeerEntry], kept: &[IpAddr]) -> Vec<IpAddr> {
 }
 
 /// None if there is no peers file.
-fn peers_reading(config: &Config, peers: &Peers, others: PeersListeners) -> Option<PeersReading> {
+fn peers_reading(
+    config: &Config,
+    peers: &Peers,
+    others: Box<NotifyOthers>,
+) -> Option<PeersReading> {
     let file = PeersFile {
         path: config.peers_file.clone()?,
         name: config.name.clone(),
         own: config.own.clone(),
         rack: config.rack.clone(),
     };
-    Some(PeersReading { file, peers: peers.clone(), others: Box::new(others) })
+    Some(PeersReading { file, peers: peers.clone(), others })
 }
 
 fn host_info(config: &Config) -> HostInfo {
