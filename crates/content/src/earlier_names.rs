@@ -116,6 +116,7 @@ impl EarlierNames {
     }
 
     /// The memory that they take.
+    #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         self.memory.lock().bytes()
     }

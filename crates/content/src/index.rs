@@ -147,14 +147,6 @@ impl Index {
         self.table.places(Hint::of(name), &self.living).next().is_some()
     }
 
-    /// How much memory the index takes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        let members: usize = self.seats().map(|seat| seat.bytes()).sum();
-        let fixed = size_of::<Self>() + self.seats.bytes() + self.numbers.bytes();
-        fixed + self.table.bytes() + members
-    }
-
     /// The current members.
     pub(crate) fn seats(&self) -> impl Iterator<Item = Arc<Seat>> {
         self.living.all().filter_map(|member| self.seats.of(member))
@@ -291,11 +283,6 @@ impl Member {
     /// Notes the pages' current names.
     pub fn note(&self, named: &[(u64, Name)]) {
         self.index.note(self.seat(), named, |_| {});
-    }
-
-    /// Notes that the page has no content that is worth a name: it is zero, or a hole.
-    pub fn forget(&self, page: u64) {
-        self.index.forget(self.seat(), page);
     }
 
     /// The names that a scanner made of this member's pages.

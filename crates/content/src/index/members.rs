@@ -80,6 +80,7 @@ impl Numbers {
         self.0.lock().used.push(number);
     }
 
+    #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         let piles = self.0.lock();
         (piles.clean.capacity() + piles.used.capacity()) * size_of::<u16>()
@@ -157,6 +158,7 @@ impl Seat {
         Scanned { rounds: self.round.lock().completed, named }
     }
 
+    #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         size_of_val(self) + size_of_val(&*self.hints) + self.earlier_names.bytes()
     }
@@ -185,6 +187,7 @@ impl Seats {
         *self.0[usize::from(member)].write() = seat;
     }
 
+    #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.0)
     }

@@ -222,6 +222,7 @@ impl Table {
         }
     }
 
+    #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         let shard = |shard: &Shard| shard.0.read().capacity() * size_of::<Bucket>();
         self.shards.iter().map(shard).sum::<usize>() + size_of_val(&*self.shards)

@@ -54,6 +54,15 @@ fn word_of(content: u64, nth: usize) -> u64 {
     content.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ nth as u64
 }
 
+impl Index {
+    /// How much memory the index takes.
+    fn bytes(&self) -> usize {
+        let members: usize = self.seats().map(|seat| seat.bytes()).sum();
+        let fixed = size_of::<Self>() + self.seats.bytes() + self.numbers.bytes();
+        fixed + self.table.bytes() + members
+    }
+}
+
 fn bytes_of(content: u64) -> Vec<u8> {
     (0..WORDS).flat_map(|nth| word_of(content, nth).to_le_bytes()).collect()
 }
@@ -106,8 +115,8 @@ fn what_a_member_has_is_found_until_it_changes_or_leaves() {
     member.note(&[(2, name_of(98))]);
     assert!(!index.has(&name_of(12)), "and so is one that is out of date");
     member.note(&[(1, name_of(99)), (4, name_of(5)), (u64::MAX, name_of(5))]);
-    member.forget(0);
-    member.forget(4);
+    member.index.forget(member.seat(), 0);
+    member.index.forget(member.seat(), 4);
     assert_eq!(find(&index, &[99, 5, 10]), [99]);
     assert_eq!(member.scanned().named, 3);
     drop(member);
@@ -189,11 +198,11 @@ fn the_sample_follows_the_names() {
     for (page, content) in (0..).zip(&contents) {
         member.note(&[(page, name_of(*content))]);
     }
-    (0..1000).for_each(|page| member.forget(page));
+    (0..1000).for_each(|page| member.index.forget(member.seat(), page));
     assert_eq!(sample(4), sampled(&contents[1000..], 4));
     assert_eq!(member.scanned(), Scanned { rounds: 0, named: 1000 });
     assert!(member.has_names());
-    (1000..2000).for_each(|page| member.forget(page));
+    (1000..2000).for_each(|page| member.index.forget(member.seat(), page));
     assert!(!member.has_names());
 }
 
@@ -445,7 +454,7 @@ proptest! {
                 }
                 Step::Forget(slot, page) => {
                     if let Some((_, member, _)) = &slots[slot] {
-                        member.forget(page as u64);
+                        member.index.forget(member.seat(), page as u64);
                     }
                 }
                 Step::Find(contents) => {
