@@ -45,25 +45,6 @@ pub enum Audited {
     },
 }
 
-impl Audited {
-    /// What to conclude if the guest finds wrong pages after a migration with this audit.
-    #[must_use]
-    pub fn explains_wrong_pages(&self) -> &'static str {
-        match self {
-            Self::Nothing { .. } => "its migration was not audited: what lost them is not known",
-            Self::Same { unproved_pages: 1.., .. } => {
-                "its migration's audit could not prove all pages: what lost them is not known"
-            }
-            Self::Same { .. } => {
-                "its migration's audit was clean: QEMU never handed over what is missing"
-            }
-            Self::Differences { .. } => {
-                "its migration's audit found differences: Droveway lost them"
-            }
-        }
-    }
-}
-
 impl Default for Audited {
     fn default() -> Self {
         Self::Nothing { why: "the migration ended before its audit".to_owned() }

@@ -260,7 +260,7 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
     if checked.wrong > 0
         && let Some(report) = contender.report()
     {
-        eprintln!("lab: {}", report.audit.explains_wrong_pages());
+        eprintln!("lab: the audit of its migration: {:?}", report.audit);
     }
     let right = served.as_ref().is_none_or(|served| served.wrong == 0);
     let intact = checked.wrong == 0 && checked.pages > 0 && right;

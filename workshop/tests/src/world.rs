@@ -200,12 +200,28 @@ pub(crate) fn assert_arrived(guest: &Guest, kit: &Kit, audit: &Audited) {
     }
 }
 
+/// What to conclude if the guest finds wrong pages after a migration with this audit.
+fn explains_wrong_pages(audit: &Audited) -> &'static str {
+    match audit {
+        Audited::Nothing { .. } => "its migration was not audited: what lost them is not known",
+        Audited::Same { unproved_pages: 1.., .. } => {
+            "its migration's audit could not prove all pages: what lost them is not known"
+        }
+        Audited::Same { .. } => {
+            "its migration's audit was clean: QEMU never handed over what is missing"
+        }
+        Audited::Differences { .. } => {
+            "its migration's audit found differences: Droveway lost them"
+        }
+    }
+}
+
 /// Fails as [`assert_arrived`] does.
 fn fail_arrived(Broken { kind, detail }: &Broken, guest: &Guest, kit: &Kit, audit: &Audited) -> ! {
     let is_proved = matches!(audit, Audited::Same { reread_pages: 1.., unproved_pages: 0, .. });
     let accelerator = guest.spec.accelerator.unwrap_or(kit.accelerator);
     if !is_proved || accelerator == Accelerator::Kvm || guest.pulse().behind > 0 {
-        fatal(*kind, format_args!("{detail}; {}", audit.explains_wrong_pages()));
+        fatal(*kind, format_args!("{detail}; {}", explains_wrong_pages(audit)));
     }
     panic!("{kind}: {detail}; the audit is clean: QEMU's TCG did not hand over what was written");
 }
