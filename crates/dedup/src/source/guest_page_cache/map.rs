@@ -159,12 +159,6 @@ impl Map {
         });
         all
     }
-
-    /// Each stretch with its block's index, in the order of the disks.
-    fn in_disk_order(&self) -> impl Iterator<Item = (usize, Stretch)> {
-        let all = self.disk_order().into_iter();
-        all.map(|(block, nth)| (block, self.blocks[block].1[nth]))
-    }
 }
 
 /// Consecutive pages as they are on a disk.
@@ -180,8 +174,8 @@ pub(super) fn on_disks(announced: &[String], map: &Map) -> Vec<OnDisk> {
     let number = |name: &String| announced.iter().position(|known| known == name);
     let numbers: Vec<Option<u16>> =
         map.blocks.iter().map(|(name, _)| u16::try_from(number(name)?).ok()).collect();
-    let each = map.in_disk_order().filter_map(|(block, stretch)| {
-        let Stretch { first, pages, place, .. } = stretch;
+    let each = map.disk_order().into_iter().filter_map(|(block, nth)| {
+        let Stretch { first, pages, place, .. } = map.blocks[block].1[nth];
         let (block, first) = (BlockId(numbers[block]?), PageIndex(first));
         Some(OnDisk { block, first, pages, disk: place.disk })
     });
