@@ -46,6 +46,7 @@ mod way_back;
 
 use std::mem;
 use std::sync::Arc;
+use std::thread;
 
 use api::{Outcome, Report};
 
@@ -137,16 +138,29 @@ impl Carried {
         process::of(main).ok().map(|qemu| qemu.pid)
     }
 
-    /// Carries it until it has ended; `watch` shows its progress, and `note` is for its report.
+    /// Carries it until it has ended; `watch` shows its progress. What `note` finds out, on a thread
+    /// of its own, is for the report.
     #[must_use]
-    pub fn run(self, request: &CarryRequest, note: Option<&str>, watch: &Arc<Watch>) -> CarriedEnd {
+    pub fn run(
+        self,
+        request: &CarryRequest,
+        note: impl FnOnce() -> Option<&'static str> + Send,
+        watch: &Arc<Watch>,
+    ) -> CarriedEnd {
         let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));
-        let carried = "carried for the VM's manager, which decides, and measures the downtime";
-        [carried].into_iter().chain(note).for_each(|note| report_builder.note(note));
-        let ended = match self {
-            Self::Split(split) => split.carry(&report_builder),
-            Self::Relayed { relay, why, .. } => relay::relayed(*relay, why, &report_builder),
-        };
+        report_builder
+            .note("carried for the VM's manager, which decides, and measures the downtime");
+        let ended = thread::scope(|scope| {
+            let noting = || note().into_iter().for_each(|note| report_builder.note(note));
+            let noted = thread::Builder::new().name("note".to_owned()).spawn_scoped(scope, noting);
+            let ended = match self {
+                Self::Split(split) => split.carry(&report_builder),
+                Self::Relayed { relay, why, .. } => relay::relayed(*relay, why, &report_builder),
+            };
+            // Without a thread, or if it has panicked, only the note is missing.
+            let _ = noted.map(thread::ScopedJoinHandle::join);
+            ended
+        });
         let in_doubt = matches!(ended, Err(MigrationError::InDoubt(_)));
         report_builder.update(|report| report.in_doubt = in_doubt);
         let is_unfit =

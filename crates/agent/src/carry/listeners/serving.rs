@@ -146,8 +146,11 @@ impl Shared {
         let mut is_unfit = false;
         // Agents can't refuse what its manager decides.
         let qemu = carried.qemu().filter(|_| what == What::Migration);
-        let loses = qemu.is_some_and(|pid| lost_writes::of_commanded(pid, self.examiner.probes()));
-        let note = loses.then_some(lost_writes::WHY);
+        // Which may start that QEMU's program, and take as long as that does.
+        let note = || {
+            let loses = lost_writes::of_commanded(qemu?, self.examiner.probes());
+            loses.then_some(lost_writes::WHY)
+        };
         // A migration that is split has all its connections; others are served one by one, and
         // the first is listed by then: without it, the next would count as a migration.
         let run = |watch: &_| {
