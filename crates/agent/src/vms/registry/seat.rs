@@ -246,10 +246,20 @@ impl Registry {
     ) -> Option<Seat> {
         let dir = self.state.vm(name);
         let former = self.vm(name)?;
-        if former.may_be_of(recorded) || !self.is_unsettled(name) {
+        let is_its = |record: &Record| {
+            record.machine.as_ref().is_some_and(|machine| machine.is_of(recorded))
+        };
+        let next = Record::read_next(&dir).ok().filter(is_its);
+        // Without the VM's own record, it has that QEMU once there is no record of a next one.
+        let may_have_it = match &next {
+            Some(_) if !former.knows_its_qemu() => false,
+            _ => former.may_be_of(recorded),
+        };
+        if may_have_it || !self.is_unsettled(name) {
             return None;
         }
-        let domain = &former.share_domain;
+        let known = next.as_ref().map_or(&former.share_domain, |next| &next.share_domain);
+        let domain = &known.clone();
         let vm = match machine {
             Some(machine) => {
                 self.scopes.join(name, machine.process.pid());
@@ -257,10 +267,6 @@ impl Registry {
                 Vm::new(name, dir.clone(), machine, bytes).within(domain)
             }
             None => {
-                let is_its = |record: &Record| {
-                    record.machine.as_ref().is_some_and(|machine| machine.is_of(recorded))
-                };
-                let next = Record::read_next(&dir).ok().filter(is_its);
                 let next = next.unwrap_or_else(|| {
                     let (machine, bytes) = (Some(recorded.clone()), former.ram_bytes());
                     Record::new(Standing::Arriving, machine, bytes, "", domain)

@@ -52,6 +52,11 @@ impl Vm {
         }
     }
 
+    /// Whether it is known which process its QEMU is, or was.
+    pub(crate) fn knows_its_qemu(&self) -> bool {
+        !matches!(self.known.lock().qemu, Qemu::Dead { pid: 0, .. })
+    }
+
     /// Connects the VM to its QEMU, which answers after all.
     pub(crate) fn met(&self, machine: Machine) {
         if self.ram_bytes() == 0 {

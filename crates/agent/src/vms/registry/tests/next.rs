@@ -148,6 +148,36 @@ fn a_journal_decides_about_it() {
     }
 }
 
+/// Its next QEMU has a record of its own, which says in what domain the VM shares.
+#[test]
+fn a_journal_decides_about_it_where_the_vms_record_is_damaged() {
+    for has_it in [true, false] {
+        let left = Left::new(Standing::Arriving, true);
+        std::fs::write(left.vm.join("record.json"), "{").unwrap();
+        let registry = with_journal(&left);
+        let machine = Arc::new(machine::reopen(&left.next, &left.vm).unwrap());
+        machine.is_one_of_two(true);
+        let mut seat = registry.seat_found("web1", Some(machine), &left.next).unwrap();
+        if has_it {
+            seat.adopt().unwrap();
+        }
+        drop(seat);
+        assert_eq!(is_alive(left.pid()), has_it);
+        assert!(is_alive(left.former) && !may_have_next(&left.vm));
+        // What the former one had is not known any more, so it is the operator's.
+        assert_eq!(registry.vm("web1").unwrap().unreadable_why().is_none(), has_it);
+        if has_it {
+            assert!(registry.seat_found("web1", None, &left.next).is_none());
+            let record = Record::read(&left.vm).unwrap();
+            assert!(record.machine.unwrap().is_of(&left.next));
+            assert_eq!(record.share_domain, "tenant-7");
+            registry.free_upgraded("web1");
+            registry.stop("web1", FORCE).unwrap();
+        }
+        Process::now(left.former).unwrap().kill().unwrap();
+    }
+}
+
 /// A journal that is left when the VM is settled, and long after it, concerns no later upgrade.
 #[test]
 fn a_journal_of_a_vm_that_is_free_takes_no_seat() {
