@@ -116,7 +116,8 @@ impl World {
     pub fn assert_stayed(&self, guest: &Guest, at: Side, pid: u32) {
         let vm = || self.listed(at, guest);
         // An agent that has just started first settles what its journals record.
-        until("it is settled", || vm().status != VmStatus::InDoubt);
+        let is_settled = reached(|| vm().status != VmStatus::InDoubt);
+        assert!(is_settled, "it is not settled:\n{}", self.agent(at).log_text());
         let vm = vm();
         assert_eq!(vm.pid, pid, "{vm:?}");
         self.assert_runs(at, &vm);
