@@ -37,6 +37,7 @@ impl Compression {
         if is_enough(window.bodies + window.blocks, window.elapsed) {
             self.judged = (counts.clone(), now);
             self.effort = self.effort.next(window.effort);
+            tracing::trace!(sample = ?window.effort, level = ?self.effort.level(), "encoding");
             self.lanes.set_encoding(self.effort.level().into());
         }
     }
