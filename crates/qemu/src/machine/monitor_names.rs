@@ -140,16 +140,45 @@ fn take_name(known: &Path, bound: &Path, uid: Uid) -> Result<(), String> {
 /// Removes the names of monitors' sockets at which nothing listens any more. QEMU, which was this
 /// user's, removes only names to which it was bound.
 pub(super) fn remove_names(machine: &Machine, line: &CommandLine, user: &User) {
-    let monitors = line.inherited_sockets().into_iter().filter(|one| one.commands);
-    for monitor in monitors {
-        let Address::Path(path) = &monitor.address else { continue };
-        let path = machine.cwd.join(path);
-        let connected = socket::connect(&path, LEFT_MAX);
-        let is_left = connected.is_err_and(|error| error.kind() == ConnectionRefused);
-        if is_left && let Ok((dir, [name, _])) = opened(&path, [&path, &path]) {
+    for path in paths(machine, line).filter(|path| is_left(path)) {
+        if let Ok((dir, [name, _])) = opened(&path, [&path, &path]) {
             remove(dir.as_fd(), &name, Uid::from_raw(user.uid));
         }
     }
+}
+
+/// Removes hidden names at which nothing listens any more: those of a QEMU that has exited before
+/// its sockets had the names of the former one's.
+pub(super) fn remove_hidden_names(machine: &Machine, line: &CommandLine) {
+    paths(machine, line).for_each(|known| remove_hidden(&known));
+}
+
+fn remove_hidden(known: &Path) {
+    let Some(name) = known.file_name().and_then(OsStr::to_str) else { return };
+    let first = name_until(name);
+    for hidden in [name_until(&first), first] {
+        let hidden = known.with_file_name(hidden);
+        if is_left(&hidden)
+            && let Ok((dir, [name, _])) = opened(&hidden, [&hidden, &hidden])
+            && let Some(owner) = owner_of(dir.as_fd(), &name)
+        {
+            remove(dir.as_fd(), &name, owner);
+        }
+    }
+}
+
+/// Where clients find the monitors.
+fn paths(machine: &Machine, line: &CommandLine) -> impl Iterator<Item = PathBuf> {
+    let monitors = line.inherited_sockets().into_iter().filter(|one| one.commands);
+    monitors.filter_map(|monitor| match &monitor.address {
+        Address::Path(path) => Some(machine.cwd.join(path)),
+        Address::Port(..) => None,
+    })
+}
+
+/// Whether there is a socket at which nothing listens any more.
+fn is_left(path: &Path) -> bool {
+    socket::connect(path, LEFT_MAX).is_err_and(|error| error.kind() == ConnectionRefused)
 }
 
 /// The path by which clients know a socket that is bound to this one.
@@ -178,6 +207,11 @@ fn is_socket_of(dir: BorrowedFd<'_>, name: &str, uid: Uid) -> Option<bool> {
     let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
     let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
     Some(is_socket && stat.st_uid == uid.as_raw())
+}
+
+fn owner_of(dir: BorrowedFd<'_>, name: &str) -> Option<Uid> {
+    let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    Some(Uid::from_raw(stat.st_uid))
 }
 
 /// Removes a socket of that user, if there is one.
@@ -248,6 +282,26 @@ mod tests {
         let client = UnixStream::connect(&known).unwrap();
         former.accept().unwrap();
         drop(client);
+    }
+
+    #[test]
+    fn hidden_names_are_removed_when_nothing_listens_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let known = dir.path().join("web1.qmp");
+        let _former = UnixListener::bind(&known).unwrap();
+        let next = NextName::next_to(&known, std::process::id()).unwrap();
+        let socket = next.make().unwrap();
+        let hidden = name_until("web1.qmp");
+        let other = name_until(&hidden);
+        drop(UnixListener::bind(dir.path().join(&other)).unwrap());
+        remove_hidden(&known);
+        assert_eq!(names(dir.path()), [&*hidden, "web1.qmp"]);
+        drop(socket);
+        remove_hidden(&known);
+        assert_eq!(names(dir.path()), ["web1.qmp"]);
+        fs::write(dir.path().join(&hidden), "a file").unwrap();
+        remove_hidden(&known);
+        assert_eq!(names(dir.path()), [&*hidden, "web1.qmp"]);
     }
 
     #[test]

@@ -31,6 +31,14 @@ impl Machine {
         }
     }
 
+    /// Removes what an upgrade has made for this QEMU, which has exited by itself, and what it was
+    /// not given in time: hidden names of its monitors' sockets.
+    pub fn clear_after_exit(&self) {
+        if let Ok(line) = CommandLine::parse(&self.argv) {
+            monitor_names::remove_hidden_names(self, &line);
+        }
+    }
+
     /// Removes what this QEMU leaves, which has ended, if it got that from a former one: its PID
     /// file, and the names of its monitors' sockets, which it does not know. `user` was its user.
     pub(super) fn remove_left(&self, user: Option<&User>) {
@@ -38,6 +46,7 @@ impl Machine {
         if let Some(user) = user {
             monitor_names::remove_names(self, &line, user);
         }
+        monitor_names::remove_hidden_names(self, &line);
         let Some(path) = line.pid_file() else { return };
         let path = self.cwd.join(path);
         if let Err(error) = pid_file::remove(&path, self.process.pid()) {

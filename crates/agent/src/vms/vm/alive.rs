@@ -186,6 +186,7 @@ impl Vm {
                 return self.known.lock().status;
             }
         }
+        machine.clear_after_exit();
         let why = self.epitaph(machine);
         tracing::info!(vm = self.name, why, "its QEMU has exited");
         let mut known = self.known.lock();
