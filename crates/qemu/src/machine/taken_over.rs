@@ -31,8 +31,8 @@ impl Machine {
         }
     }
 
-    /// Removes what an upgrade has made for this QEMU, which has exited by itself, and what it was
-    /// not given in time: hidden names of its monitors' sockets.
+    /// Removes the hidden names of this QEMU's monitor sockets, if it has exited before they got
+    /// those of its former one's.
     pub fn clear_after_exit(&self) {
         if let Ok(line) = CommandLine::parse(&self.argv) {
             monitor_names::remove_hidden_names(self, &line);
