@@ -9,6 +9,7 @@
 mod announcer;
 mod at_lane;
 mod errand;
+mod finds;
 mod first_pass;
 mod guest_page_cache;
 mod named_before;

@@ -4,6 +4,7 @@ use std::io::{self, IoSlice, Write};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
+use content::Name;
 use host::nic::TcpCounts;
 use identity::Writer;
 use page::{Batch, BlockBatch, Encoded, Encoder, Encoding, PAGE_BYTES};
@@ -117,7 +118,7 @@ impl<'c, X> Sender<'c, X> {
     /// If it is a load of a stage, which only the stage can send.
     pub fn send(&mut self, load: Load<X>) -> io::Result<()> {
         let written = match &load {
-            Load::Pages(batch) => self.write_deltas(batch),
+            Load::Pages(batch) => self.write_deltas(batch, &[]),
             Load::Blocks(batch) => self.write(Content::Blocks(batch)),
             Load::Other(_) => unreachable!("its stage sends it"),
         };
@@ -125,13 +126,13 @@ impl<'c, X> Sender<'c, X> {
     }
 
     /// Writes deltas of pages, if the destination's versions are known and the deltas are
-    /// small enough to be worthwhile; otherwise the pages.
-    fn write_deltas(&mut self, batch: &Batch) -> io::Result<()> {
+    /// small enough to be worthwhile; otherwise the pages, and their names or none.
+    fn write_deltas(&mut self, batch: &Batch, names: &[Name]) -> io::Result<()> {
         self.meter.turn_to(Doing::Encoding);
         let Self { shared, comparing, encoder, .. } = self;
         let deltas = shared.plan.deltas.as_ref();
         let Some(deltas) = deltas.and_then(|deltas| comparing.compare(deltas, batch)) else {
-            return self.write(Content::Pages(batch));
+            return self.write(Content::Pages(batch, names));
         };
         let encoded = encoder.encode_bodies(wanted(&shared.encoding), deltas);
         let is_raw = encoded.encoding == Encoding::Raw;
@@ -140,7 +141,7 @@ impl<'c, X> Sender<'c, X> {
         let payload = Payload { encoding, bytes: bytes.len(), deltas: true };
         self.meter.turn_to(Doing::Writing);
         self.head.clear();
-        BatchHeader::write_for(batch, payload, &mut self.head);
+        BatchHeader::write_for(batch, &[], payload, &mut self.head);
         let pieces = &mut [IoSlice::new(&self.head), IoSlice::new(bytes)];
         let written = write_all(&mut self.socket, pieces);
         self.wrote();
@@ -152,7 +153,16 @@ impl<'c, X> Sender<'c, X> {
     /// # Errors
     /// If the connection breaks.
     pub fn write_pages(&mut self, batch: &Batch) -> io::Result<()> {
-        self.write(Content::Pages(batch))
+        self.write(Content::Pages(batch, &[]))
+    }
+
+    /// Sends a batch of pages, and their names with their bodies.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn send_with_names(&mut self, batch: Batch, names: &[Name]) -> io::Result<()> {
+        let written = self.write_deltas(&batch, names);
+        self.sent(Load::Pages(batch), written)
     }
 
     /// Writes a stage's load. The caller must report it with [`Sender::sent`].
@@ -233,14 +243,15 @@ fn wanted(encoding: &AtomicU8) -> Encoding {
 /// Content that is sent as bytes.
 #[derive(Clone, Copy)]
 enum Content<'l> {
-    Pages(&'l Batch),
+    /// Pages, and the name of each, or none.
+    Pages(&'l Batch, &'l [Name]),
     Blocks(&'l BlockBatch),
 }
 
 impl Content<'_> {
     fn bytes(self) -> usize {
         match self {
-            Self::Pages(batch) => batch.bodies().len() * PAGE_BYTES,
+            Self::Pages(batch, _) => batch.bodies().len() * PAGE_BYTES,
             Self::Blocks(batch) => batch.data().len(),
         }
     }
@@ -248,7 +259,7 @@ impl Content<'_> {
 
 fn encode<'e>(wanted: Encoding, encoder: &'e mut Encoder, content: Content<'_>) -> Encoded<'e> {
     match content {
-        Content::Pages(batch) => encoder.encode(wanted, batch),
+        Content::Pages(batch, _) => encoder.encode(wanted, batch),
         Content::Blocks(batch) => encoder.encode_blocks(wanted, batch),
     }
 }
@@ -264,9 +275,9 @@ fn write_batch(
     let payload_bytes = if is_raw { content.bytes() } else { encoded.bytes.len() };
     let code = u8::from(encoded.encoding);
     let contiguous = match content {
-        Content::Pages(batch) => {
+        Content::Pages(batch, names) => {
             let payload = Payload { encoding: code, bytes: payload_bytes, deltas: false };
-            BatchHeader::write_for(batch, payload, head);
+            BatchHeader::write_for(batch, names, payload, head);
             batch.contiguous()
         }
         Content::Blocks(batch) => {
@@ -276,7 +287,7 @@ fn write_batch(
     };
     match (is_raw, contiguous, content) {
         (false, ..) => write_all(socket, &mut [IoSlice::new(head), IoSlice::new(encoded.bytes)]),
-        (true, None, Content::Pages(batch)) => {
+        (true, None, Content::Pages(batch, _)) => {
             let bodies = batch.bodies().iter().map(|body| IoSlice::new(batch.bytes_of(*body)));
             let mut pieces: Vec<_> = std::iter::once(IoSlice::new(head)).chain(bodies).collect();
             write_all(socket, &mut pieces)

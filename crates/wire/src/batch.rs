@@ -3,15 +3,17 @@
 //! ```text
 //! header   0 magic u16   2 encoding u8   3 form u8   4 block u16   6 bodies u16
 //!          8 fills u16  10 zero u16     12 epoch u32  16 payload bytes u32
-//! tables   bodies x page u32, then fills x { first u32, count u32, byte u8 }
-//! payload  form 0: the bodies' bytes, in the table's order, encoded as one
+//! tables   bodies x page u32, then fills x { first u32, count u32, byte u8 },
+//!          then in form 2 bodies x name [20]
+//! payload  forms 0 and 2: the bodies' bytes, in the table's order, encoded as one
 //!          form 1: their deltas (`page::Deltas`), encoded as one
 //! ```
-//! Form 1 is used only if the destination has reported that it accepts deltas. All fields are
+//! Forms 1 and 2 are used only if the destination has reported that it accepts them. All fields are
 //! little-endian. An [`Ack`] counts the batches of this connection that are placed. So losing one
 //! with a dead connection costs nothing: whatever was not acknowledged there is sent again on
 //! another lane.
 
+use content::{NAME_BYTES, Name};
 use page::{BATCH_PAGES, Batch, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 
 use crate::error::WireError;
@@ -21,6 +23,10 @@ const MAGIC: u16 = 0xd7b1;
 const ACK_MAGIC: u32 = 0xd7ac_0001;
 const PAGE_ENTRY_BYTES: usize = 4;
 const FILL_ENTRY_BYTES: usize = 9;
+/// The forms of a batch's pages.
+const BODIES: u8 = 0;
+const DELTAS: u8 = 1;
+const NAMED_BODIES: u8 = 2;
 
 /// The most fill runs in one batch; the tap hands a batch on long before.
 pub const FILLS_MAX: usize = 8192;
@@ -42,6 +48,8 @@ pub struct BatchHeader {
     pub payload_bytes: u32,
     /// Whether the pages are sent as deltas.
     pub deltas: bool,
+    /// Whether the pages' names are sent with their bodies.
+    pub has_names: bool,
 }
 
 /// The form and length of a batch's payload.
@@ -72,19 +80,17 @@ impl BatchHeader {
         }
         let header = Self {
             encoding: bytes[2],
-            deltas: match bytes[3] {
-                0 => false,
-                1 => true,
-                form => {
-                    return Err(WireError::Unknown { what: "form of pages", value: form.into() });
-                }
-            },
+            deltas: bytes[3] == DELTAS,
+            has_names: bytes[3] == NAMED_BODIES,
             block: BlockId(le16(bytes, 4)),
             bodies: le16(bytes, 6),
             fills: le16(bytes, 8),
             epoch: Epoch(le32(bytes, 12)),
             payload_bytes: le32(bytes, 16),
         };
+        if bytes[3] > NAMED_BODIES {
+            return Err(WireError::Unknown { what: "form of pages", value: bytes[3].into() });
+        }
         let cap = |what, value: u64, max: usize| {
             if value > max as u64 {
                 return Err(WireError::TooLarge { what, value, max: max as u64 });
@@ -103,7 +109,12 @@ impl BatchHeader {
 
     fn write(self, out: &mut Vec<u8>) {
         out.extend_from_slice(&MAGIC.to_le_bytes());
-        out.extend_from_slice(&[self.encoding, u8::from(self.deltas)]);
+        let form = match (self.deltas, self.has_names) {
+            (true, _) => DELTAS,
+            (false, true) => NAMED_BODIES,
+            (false, false) => BODIES,
+        };
+        out.extend_from_slice(&[self.encoding, form]);
         out.extend_from_slice(&self.block.0.to_le_bytes());
         out.extend_from_slice(&self.bodies.to_le_bytes());
         out.extend_from_slice(&self.fills.to_le_bytes());
@@ -115,18 +126,28 @@ impl BatchHeader {
     /// Bytes of the tables that follow.
     #[must_use]
     pub fn tables_bytes(self) -> usize {
-        Tables::bytes(self.bodies, self.fills)
+        Tables::bytes(self.bodies, self.fills) + self.names_bytes()
     }
 
-    /// Writes the header and the tables of `batch` after what `out` holds.
+    fn names_bytes(self) -> usize {
+        if self.has_names { usize::from(self.bodies) * NAME_BYTES } else { 0 }
+    }
+
+    /// Writes the header and the tables of `batch` after what `out` holds, with `names` of its
+    /// bodies, or none.
     ///
     /// # Panics
-    /// If the batch has more fill runs than [`FILLS_MAX`], which is an error of the tap.
-    pub fn write_for(batch: &Batch, payload: Payload, out: &mut Vec<u8>) {
+    /// If the batch has more fill runs than [`FILLS_MAX`], which is an error of the tap, or some of
+    /// its bodies have names and others don't, or no bodies: our own error.
+    pub fn write_for(batch: &Batch, names: &[Name], payload: Payload, out: &mut Vec<u8>) {
         assert!(batch.fills().len() <= FILLS_MAX, "the tap hands on before {FILLS_MAX} runs");
+        let has_names = !names.is_empty();
+        let is_alike = names.len() == batch.bodies().len() && !payload.deltas;
+        assert!(!has_names || is_alike, "each body has a name, or none");
         let header = Self {
             encoding: payload.encoding,
             deltas: payload.deltas,
+            has_names,
             block: batch.block,
             epoch: batch.epoch,
             bodies: u16::try_from(batch.bodies().len()).expect("at most BATCH_PAGES"),
@@ -135,6 +156,9 @@ impl BatchHeader {
         };
         header.write(out);
         Tables::write(batch.bodies().iter().map(|body| body.page), batch.fills(), out);
+        for name in names {
+            out.extend_from_slice(&name.0);
+        }
     }
 }
 
@@ -145,6 +169,8 @@ pub struct Tables {
     pub pages: Vec<PageIndex>,
     /// The fill runs.
     pub fills: Vec<Fill>,
+    /// The pages' names, or none.
+    pub names: Vec<Name>,
 }
 
 impl Tables {
@@ -157,7 +183,9 @@ impl Tables {
         if bytes.len() != header.tables_bytes() {
             return Err(WireError::Contradiction("tables of another length than announced"));
         }
-        Self::read(header.bodies, bytes, &mut self.pages, &mut self.fills);
+        let (pages, names) = bytes.split_at(bytes.len() - header.names_bytes());
+        Self::read(header.bodies, pages, &mut self.pages, &mut self.fills);
+        Self::read_names(names, &mut self.names);
         Ok(())
     }
 
@@ -193,6 +221,12 @@ impl Tables {
             count: le32(entry, 4),
             byte: entry[8],
         }));
+    }
+
+    /// Reads names from all of `bytes`.
+    pub(crate) fn read_names(bytes: &[u8], names: &mut Vec<Name>) {
+        names.clear();
+        names.extend(bytes.as_chunks().0.iter().map(|name| Name(*name)));
     }
 }
 
@@ -235,10 +269,16 @@ mod tests {
 
     use super::*;
 
+    fn name(nth: u32) -> Name {
+        let mut name = Name([7; NAME_BYTES]);
+        name.0[..4].copy_from_slice(&nth.to_le_bytes());
+        name
+    }
+
     proptest! {
         #[test]
         fn a_batch_round_trips(
-            block: u16, epoch: u32, encoding: u8, deltas: bool,
+            block: u16, epoch: u32, encoding: u8, form in BODIES..=NAMED_BODIES,
             pages in prop::collection::vec(any::<u32>(), 0..=BATCH_PAGES),
             fills in prop::collection::vec((any::<u32>(), any::<u8>()), 0..300),
         ) {
@@ -252,8 +292,11 @@ mod tests {
                 batch.push_fill(PageIndex(*page), *byte);
             }
             let mut bytes = Vec::new();
+            let deltas = form == DELTAS;
             let payload = Payload { encoding, bytes: pages.len() * PAGE_BYTES, deltas };
-            BatchHeader::write_for(&batch, payload, &mut bytes);
+            let mut names: Vec<Name> = pages.iter().map(|page| name(*page)).collect();
+            names.truncate(if form == NAMED_BODIES { pages.len() } else { 0 });
+            BatchHeader::write_for(&batch, &names, payload, &mut bytes);
             let (head, rest) = bytes.split_first_chunk::<{ BatchHeader::BYTES }>().unwrap();
             let header = BatchHeader::parse(head).unwrap();
             prop_assert_eq!((header.block, header.epoch), (batch.block, batch.epoch));
@@ -262,6 +305,7 @@ mod tests {
             tables.parse(header, rest).unwrap();
             prop_assert_eq!(tables.pages, pages.into_iter().map(PageIndex).collect::<Vec<_>>());
             prop_assert_eq!(tables.fills.as_slice(), batch.fills());
+            prop_assert_eq!(tables.names, names);
         }
 
         #[test]

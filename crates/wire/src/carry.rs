@@ -89,6 +89,9 @@ pub struct Carrying {
     /// See [`Prepared`](crate::Prepared).
     #[serde(default)]
     pub deltas: bool,
+    /// See [`Prepared`](crate::Prepared).
+    #[serde(default)]
+    pub names_with_bodies: bool,
     /// It may be ordered to wait for content from other providers, and how much of that the lanes
     /// could send.
     #[serde(default)]

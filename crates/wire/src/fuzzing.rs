@@ -29,6 +29,8 @@ pub fn lane(bytes: &[u8]) {
                 };
                 tables.parse(header, table).expect("a table of the announced length");
                 assert!(tables.pages.len() <= BATCH_PAGES && tables.fills.len() <= FILLS_MAX);
+                let names = if header.has_names { tables.pages.len() } else { 0 };
+                assert_eq!(tables.names.len(), names);
                 if header.deltas
                     && let Some(payload) = after.get(..header.payload_bytes as usize)
                 {
@@ -161,15 +163,20 @@ fn seed_pages(encoding: u8, bodies: u32, fills: u32, out: &mut Vec<u8>) {
         batch.push_fill(PageIndex(page * 5), page.to_le_bytes()[0]);
     }
     let payload = if encoding == 0 { bodies as usize * PAGE_BYTES } else { 300 };
-    BatchHeader::write_for(&batch, Payload { encoding, bytes: payload, deltas: false }, out);
-    out.resize(out.len() + payload, 7);
+    let names: Vec<Name> = (0..bodies).map(|_| Name([5; NAME_BYTES])).collect();
+    for names in [&names[..], &[]] {
+        let payload = Payload { encoding, bytes: payload, deltas: false };
+        BatchHeader::write_for(&batch, names, payload, out);
+        out.resize(out.len() + payload.bytes, 7);
+    }
     let mut deltas = DeltaWriter::default();
     deltas.begin(bodies as usize);
     for page in 0..bodies {
         deltas.push(&[9; PAGE_BYTES], (page % 2 == 0).then_some((Epoch(4), page)));
     }
     let bytes = deltas.bytes();
-    BatchHeader::write_for(&batch, Payload { encoding: 0, bytes: bytes.len(), deltas: true }, out);
+    let payload = Payload { encoding: 0, bytes: bytes.len(), deltas: true };
+    BatchHeader::write_for(&batch, &[], payload, out);
     out.extend_from_slice(bytes);
 }
 

@@ -187,8 +187,7 @@ impl NamedTables {
         let (pages, rest) = bytes.split_at(header.page_bytes());
         let (names, places) = rest.split_at(usize::from(header.pages) * NAME_BYTES);
         Tables::read(header.pages, pages, &mut self.pages, &mut self.fills);
-        self.names.clear();
-        self.names.extend(names.as_chunks().0.iter().map(|name| Name(*name)));
+        Tables::read_names(names, &mut self.names);
         let places = places.as_chunks::<PLACE_BYTES>().0.iter();
         self.places.clear();
         self.places.extend(places.map(|place| DiskLocation::of(u64::from_le_bytes(*place))));

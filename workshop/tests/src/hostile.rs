@@ -380,6 +380,7 @@ pub fn prepared() -> ToSource {
         storage: Vec::new(),
         hash: None,
         deltas: false,
+        names_with_bodies: false,
     })
 }
 

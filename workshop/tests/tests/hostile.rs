@@ -203,9 +203,12 @@ fn invalid_pages_end_their_migration() {
     // Names that were not agreed on.
     let mut names = vec![0xb3, 0xd7];
     names.extend([0; 18]);
+    let mut with_bodies = vec![0xb1, 0xd7, 0, 2];
+    with_bodies.extend([0; 16]);
     for (bytes, reason) in [
         (blocks, "announced no disks"),
         (names, "by name, which was not agreed on"),
+        (with_bodies, "by name, which was not agreed on"),
         (vec![0xff; 64], "unknown"),
     ] {
         let (accepted, mut lane) = caller.streaming();

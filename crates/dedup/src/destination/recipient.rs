@@ -283,12 +283,22 @@ impl Recipient {
         pages.filter(|(_, (page, name))| is_asked(**page, **name)).map(|(nth, _)| nth).collect()
     }
 
-    /// Its source has sent these pages. Returns the names of those that were requested, and
-    /// records them in the index. In a later epoch their content may differ: each look-up checks
-    /// it.
-    pub(crate) fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) -> Vec<Name> {
+    /// Its source has sent these pages, and their `names` or none. Returns the names of those that
+    /// were requested. Records in the index what has a name: in a later epoch the content may
+    /// differ, but each look-up checks it.
+    pub(crate) fn came(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        pages: &[PageIndex],
+        names: &[Name],
+    ) -> Vec<Name> {
         let came = self.requested(block, epoch, pages);
-        self.holds(block, came.iter().map(|(nth, name)| (pages[*nth], *name)));
+        if names.is_empty() {
+            self.holds(block, came.iter().map(|(nth, name)| (pages[*nth], *name)));
+        } else {
+            self.holds(block, pages.iter().copied().zip(names.iter().copied()));
+        }
         came.into_iter().map(|(_, name)| name).collect()
     }
 

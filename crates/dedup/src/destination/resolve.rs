@@ -299,9 +299,9 @@ impl Resolving {
     }
 
     /// The source has sent these pages as bytes, and they are placed. They may have been
-    /// requested by name on any lane.
-    pub fn came(&self, block: BlockId, epoch: Epoch, Tables { pages, fills }: &Tables) {
-        let names = self.recipient.came(block, epoch, pages);
+    /// requested by name on any lane, or have their names with them.
+    pub fn came(&self, block: BlockId, epoch: Epoch, Tables { pages, fills, names }: &Tables) {
+        let names = self.recipient.came(block, epoch, pages, names);
         self.exchange.wake_waiters(&names);
         if let Some(rack) = &self.exchange.rack
             && self.claims.is_some()
@@ -315,7 +315,7 @@ impl Resolving {
     /// As [`Resolving::came`], for a VM whose memory can't be read here: those that wait for this
     /// content get it from the `bytes` that came.
     pub fn came_as(&self, block: BlockId, epoch: Epoch, tables: &Tables, bytes: &[u8]) {
-        let Tables { pages, fills } = tables;
+        let Tables { pages, fills, .. } = tables;
         let (places, names): (Vec<usize>, Vec<Name>) =
             self.recipient.requested(block, epoch, pages).into_iter().unzip();
         if !names.is_empty() {

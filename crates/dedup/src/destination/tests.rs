@@ -247,6 +247,38 @@ fn a_vm_that_arrives_may_have_content_for_vms_of_its_domain() {
     assert!(!has_any(&red));
 }
 
+#[test]
+fn content_is_found_by_a_name_that_came_with_it() {
+    let threads = DataThreads::new(SchedParams::default(), |_| {});
+    let exchange = Exchange::start(1 << 10, None).unwrap();
+    let admit = || exchange.admit(key(), None, arriving(), &threads).unwrap();
+    let ((one, mut hears_one), (other, _hears_other)) = (admit(), admit());
+    let content = vec![9; PAGE_BYTES];
+    let name = key().name(&content);
+    let ask = |vm: &Resolving, page| {
+        let (mut source, _lane) = named_as(vm, (name, Epoch(1)), MAPPED, page, page);
+        received(&mut source)
+    };
+    assert_eq!(ask(&one, 0), (1, 0), "its source sends it");
+    assert_eq!(ask(&one, 5), (0, 1), "the same is on its way");
+    // It comes with another page, of which nothing was asked.
+    let pages = vec![PageIndex(2), PageIndex(3)];
+    let bytes = [&*content, &[8; PAGE_BYTES]].concat();
+    let placer = &one.recipient().placer;
+    placer.place_bodies(MAPPED, Epoch(1), &pages, &bytes, Delivery::Body).unwrap();
+    let names = vec![name, key().name(&[8; PAGE_BYTES])];
+    let tables = Tables { pages, names, ..Tables::default() };
+    one.came(MAPPED, Epoch(1), &tables);
+    assert_eq!(ask(&other, 7), (0, 0), "the other VM has it");
+    let mut page = vec![0; PAGE_BYTES];
+    assert!(other.recipient().blocks.read(7, &mut page) && page == content);
+    // What was requested before still comes.
+    let tables = Tables { pages: vec![PageIndex(0)], ..Tables::default() };
+    placer.place_bodies(MAPPED, Epoch(1), &tables.pages, &content, Delivery::Body).unwrap();
+    one.came(MAPPED, Epoch(1), &tables);
+    assert!(matches!(hears_one.next(), Some(ToSource::Late { .. })));
+}
+
 /// It can't be copied from its memory later.
 #[test]
 fn what_a_vm_that_can_not_be_read_gets_is_handed_on_as_it_comes() {
@@ -262,7 +294,7 @@ fn what_a_vm_that_can_not_be_read_gets_is_handed_on_as_it_comes() {
         received(&mut source)
     };
     let came = |page| {
-        let tables = Tables { pages: vec![PageIndex(page)], fills: Vec::new() };
+        let tables = Tables { pages: vec![PageIndex(page)], ..Tables::default() };
         one.came_as(MAPPED, Epoch(1), &tables, &content);
     };
     let placed = |outbox: &mut Outbox| match outbox.next() {

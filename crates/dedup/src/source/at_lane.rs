@@ -85,7 +85,8 @@ impl<'s> AtLane<'s> {
             self.stage.naming().name(&batch, &mut self.labels)
         };
         // Naming may have ended since.
-        let ticket = if asking == Offered::No { None } else { self.stage.ticket() };
+        let is_asked = matches!(asking, Offered::All | Offered::Only(_));
+        let ticket = if is_asked { self.stage.ticket() } else { None };
         let queue = self.stage.queue();
         let is_kept = asking == Offered::All && ticket.is_some();
         if is_kept && !has_asked {
@@ -94,6 +95,7 @@ impl<'s> AtLane<'s> {
             queue.settle(Change { answered: 1, ..Change::default() });
         }
         match (asking, ticket) {
+            (Offered::Along, _) => lane.send_with_names(batch, &self.labels.names),
             (Offered::No, _) | (_, None) => lane.send(Load::Pages(batch)),
             (Offered::All, Some(ticket)) => {
                 let pages = batch.bodies().iter().map(|body| body.page);

@@ -9,6 +9,7 @@ use page::{Batch, BlockId, Body, Epoch, PAGE_BYTES, PageIndex, PageSet};
 use ram::Numbered;
 use wire::{Announced, DiskLocation, Names};
 
+use super::finds::Finds;
 use super::first_pass::FirstPass;
 use super::guest_page_cache::GuestPageCache;
 use super::named_before::{NamedBefore, Namer};
@@ -46,6 +47,8 @@ impl Labels {
 pub(super) enum Offered {
     /// None: the bodies are sent at once.
     No,
+    /// None: the bodies are sent at once, with their names, by which other VMs may find them.
+    Along,
     /// All of them.
     All,
     /// These, which can be read again, so their buffers are not kept. The others are sent at once.
@@ -61,6 +64,8 @@ pub struct Plan {
     pub before: Option<NamedBefore>,
     /// Whether content is shared, so that all pages are named.
     pub shares: bool,
+    /// Whether the destination accepts names with bodies.
+    pub names_with_bodies: bool,
     /// The only block whose pages go by name; none if those of all blocks do.
     pub only: Option<BlockId>,
     /// Pages on disks, and by number which disks the destination reads.
@@ -100,6 +105,7 @@ pub struct Naming {
     sleeps: AtomicBool,
     first_pass: FirstPass,
     has_ended: AtomicBool,
+    finds: Finds,
     /// An `f64`'s bits; 0 while unknown.
     bodies_per_s: AtomicU64,
 }
@@ -113,6 +119,7 @@ impl Naming {
             plan,
             first_pass: FirstPass::default(),
             has_ended: AtomicBool::new(false),
+            finds: Finds::default(),
             bodies_per_s: AtomicU64::new(0),
         }
     }
@@ -309,7 +316,16 @@ impl Naming {
         let name = |body: &Body| namer.name(body.page, batch.bytes_of(*body));
         labels.names.extend(named.map(|(_, body)| body).map(name));
         namer.count();
-        if all { Offered::All } else { Offered::Only(on_disk) }
+        if !all {
+            return Offered::Only(on_disk);
+        }
+        let may_go_along = self.plan.names_with_bodies && on_disk.is_empty();
+        if may_go_along && !self.finds.are_likely() { Offered::Along } else { Offered::All }
+    }
+
+    /// Of so many pages that were looked up, the destination found these.
+    pub(super) fn found(&self, found: usize, of: usize) {
+        self.finds.found(found, of);
     }
 
     /// How many of the pages that the destination awaits lanes should have queued, once they have
@@ -384,6 +400,25 @@ mod tests {
         assert_eq!(naming.name(&batch, &mut labels), Offered::All);
         assert_eq!(labels.names, [7, 9, 7].map(|byte| key.name(&[byte; PAGE_BYTES])));
         assert_eq!(naming.named_before_bytes(), PAGE_BYTES as u64, "two have changed since");
+    }
+
+    #[test]
+    fn where_nothing_is_found_names_go_with_bodies_if_the_destination_accepts_them() {
+        for (accepts, expected) in [(true, Offered::Along), (false, Offered::All)] {
+            let mut plan = naming(Waits::Held).into_plan();
+            plan.names_with_bodies = accepts;
+            let (naming, pool) = (Naming::new(plan), Pool::new(1 << 20));
+            naming.announce(&[], false);
+            let mut batch = pool.take().unwrap();
+            batch.push_body(PageIndex(0), 0);
+            let offered = || naming.name(&batch, &mut Labels::default());
+            assert_eq!(offered(), Offered::All);
+            naming.found(0, 1 << 20);
+            let all: Vec<Offered> = (0..8).map(|_| offered()).collect();
+            assert_eq!((all[0], &all[1..]), (Offered::All, &[expected; 7][..]));
+            naming.found(1, 1);
+            assert_eq!(offered(), Offered::All);
+        }
     }
 
     #[test]

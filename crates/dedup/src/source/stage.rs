@@ -216,6 +216,7 @@ impl Stage {
         let Query { mut batch, ticket } = query;
         let Answer { requested: wanted, later, .. } = answer;
         let placed = placed(batch.bodies().len(), answer)?;
+        self.naming.found(placed.len() + later.len(), batch.bodies().len());
         let body_bytes = (batch.bodies().len() * PAGE_BYTES) as u64;
         let fill_bytes = batch.guest_bytes() - body_bytes;
         // The fills are placed already.
@@ -329,6 +330,7 @@ pub(super) mod tests {
             key,
             before: None,
             shares: true,
+            names_with_bodies: false,
             only: None,
             cached: None,
             ram,

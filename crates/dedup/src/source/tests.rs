@@ -18,7 +18,8 @@ use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::{Mapping, Numbered};
 use transport::{Endpoint, Incoming, LaneEnd, Lanes, LanesPlan, Question, Sender, Sent, Work};
 use wire::{
-    Announced, DiskLocation, LaneHeader, NamedHeader, NamedTables, Preamble, Reply, Token, Versions,
+    Announced, DiskLocation, LaneHeader, NamedHeader, NamedTables, Preamble, Reply, Tables, Token,
+    Versions,
 };
 
 use super::*;
@@ -60,7 +61,8 @@ struct Source {
 }
 
 impl Source {
-    fn start(lanes: usize, remote: SocketAddr, Kind { encoding, of_disks, held }: Kind) -> Self {
+    fn start(lanes: usize, remote: SocketAddr, kind: Kind) -> Self {
+        let Kind { encoding, of_disks, held, .. } = kind;
         let bytes = u64::from(PAGES) * PAGE_BYTES as u64;
         let (ram, numbered) = (Arc::new(Mapping::own(bytes)), Arc::new(Numbered::default()));
         for page in 0..PAGES {
@@ -75,14 +77,18 @@ impl Source {
             key: key(),
             before: None,
             shares: !of_disks,
+            names_with_bodies: kind.has_missed,
             only: None,
-            cached: Some((cached, readable)),
+            cached: Some((cached, readable)).filter(|_| !kind.has_missed),
             ram: numbered,
             handed_over: Arc::default(),
             sleeps: false,
             is_fixed: false,
             waits: if held { Waits::Held } else { Waits::FirstPass },
         }));
+        if kind.has_missed {
+            naming.found(0, 1 << 20);
+        }
         naming.announce(&[Announced { name: "ram".to_owned(), bytes }], false);
         naming.all_before(Epoch(3));
         let plan = LanesPlan {
@@ -138,12 +144,15 @@ struct Kind {
     of_disks: bool,
     /// QEMU is held while the destination awaits pages, so bodies are not kept.
     held: bool,
+    /// The destination had nothing so far, so most names go with bodies.
+    has_missed: bool,
 }
 
 impl Kind {
     fn of(seed: u64) -> Self {
         let encoding = [Encoding::Raw, Encoding::Zstd, Encoding::Lz4][(seed % 3) as usize];
-        Self { encoding, of_disks: encoding == Encoding::Lz4, held: (seed / 3).is_multiple_of(2) }
+        let (of_disks, held) = (encoding == Encoding::Lz4, (seed / 3).is_multiple_of(2));
+        Self { encoding, of_disks, held, has_missed: !of_disks && seed.is_multiple_of(5) }
     }
 }
 
@@ -166,6 +175,8 @@ struct Fickle {
     rolls: AtomicU64,
     /// The number of announced batches.
     announced: AtomicU64,
+    /// The number of pages whose names came with their bodies.
+    named: AtomicU64,
     /// Gets the late reports.
     stage: Mutex<Option<Arc<Stage>>>,
     answering: Mutex<Vec<thread::JoinHandle<()>>>,
@@ -214,7 +225,13 @@ impl Fickle {
         let mut named = NamedTables::default();
         while let Some(header) = lane.next_header()? {
             match header {
-                LaneHeader::Pages(header) => drop(lane.place(header, &self.placer)?),
+                LaneHeader::Pages(header) => {
+                    let Tables { pages, names, .. } = lane.place(header, &self.placer)?;
+                    self.named.fetch_add(names.len() as u64, SeqCst);
+                    for (page, name) in pages.iter().zip(names) {
+                        assert_eq!(*name, key().name(&content(page.0)));
+                    }
+                }
                 LaneHeader::Blocks(_) => panic!("there are no disks"),
                 LaneHeader::Named(header) => {
                     named.parse(header, lane.read_tables(header.tables_bytes())?)?;
@@ -324,8 +341,8 @@ fn cut_after(outer: TcpStream, bytes: usize) -> TcpStream {
     far
 }
 
-/// Returns how many batches were announced.
-fn deliver(seed: u64, cuts: &[usize], kind: Kind) -> u64 {
+/// Returns how many batches were announced, and how many pages had names with their bodies.
+fn deliver(seed: u64, cuts: &[usize], kind: Kind) -> [u64; 2] {
     let bytes = u64::from(PAGES) * PAGE_BYTES as u64;
     let mapping = Arc::new(Mapping::own(bytes));
     let (qemu, _other_end) = UnixStream::pair().unwrap();
@@ -337,6 +354,7 @@ fn deliver(seed: u64, cuts: &[usize], kind: Kind) -> u64 {
         seed,
         rolls: AtomicU64::new(0),
         announced: AtomicU64::new(0),
+        named: AtomicU64::new(0),
         stage: Mutex::new(None),
         answering: Mutex::new(Vec::new()),
     });
@@ -380,16 +398,19 @@ fn deliver(seed: u64, cuts: &[usize], kind: Kind) -> u64 {
         over.store(true, SeqCst);
         drop(TcpStream::connect(address));
     });
-    fickle.announced.load(SeqCst)
+    [fickle.announced.load(SeqCst), fickle.named.load(SeqCst)]
 }
 
 #[test]
 fn whatever_the_destination_says() {
-    let mut announced = 0;
+    let mut all = [0, 0];
     for seed in 1..30 {
-        announced += deliver(seed, &[], Kind::of(seed));
+        let [announced, named] = deliver(seed, &[], Kind::of(seed));
+        all = [all[0] + announced, all[1] + named];
     }
+    let [announced, named] = all;
     assert!(announced > 0, "some were announced before they were handed over");
+    assert!(named > 0, "some had their names with them");
 }
 
 #[test]

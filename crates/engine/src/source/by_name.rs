@@ -87,6 +87,7 @@ impl Prepared<'_> {
             key,
             before,
             shares: shared.is_some(),
+            names_with_bodies: there.names_with_bodies,
             only: None,
             cached,
             ram: Arc::clone(ram),

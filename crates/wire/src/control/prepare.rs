@@ -148,4 +148,7 @@ pub struct Prepared {
     /// Pages may be sent as deltas.
     #[serde(default)]
     pub deltas: bool,
+    /// Pages' names may be sent with their bodies.
+    #[serde(default)]
+    pub names_with_bodies: bool,
 }

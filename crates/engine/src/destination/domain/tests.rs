@@ -25,9 +25,10 @@ fn batch(epoch: u32, pages: &[u32]) -> (BatchHeader, Tables, Vec<u8>) {
         fills: 0,
         payload_bytes: u32::try_from(bytes.len()).unwrap(),
         deltas: false,
+        has_names: false,
     };
     let pages = pages.iter().copied().map(PageIndex).collect();
-    (header, Tables { pages, fills: Vec::new() }, bytes)
+    (header, Tables { pages, ..Tables::default() }, bytes)
 }
 
 fn take(writer: &DomainWriter, epoch: u32, pages: &[u32]) -> Result<(), LaneEnd> {

@@ -98,7 +98,12 @@ impl ArrivingLanes {
             };
             match header {
                 LaneHeader::Blocks(_) => {}
-                LaneHeader::Pages(header) => pages.read(lane, header)?,
+                LaneHeader::Pages(header) => {
+                    if header.has_names && pages.by_name.is_none() {
+                        return Err(Unread::NoNames);
+                    }
+                    pages.read(lane, header)?;
+                }
                 LaneHeader::Named(header) => {
                     let by_name = pages.by_name.as_deref().ok_or(Unread::NoNames)?;
                     by_name.take(lane, header)?;

@@ -135,6 +135,7 @@ impl Connected<'_> {
             sleeps: agreed.shares.as_ref().is_some_and(|shares| shares.sleeps),
             relays_by_lanes: true,
             deltas: true,
+            names_with_bodies: agreed.shares.as_ref().is_some_and(Shares::names_with_bodies),
             waits: true,
         };
         let relayed = Relayed::new(&self.shared.postcopies);

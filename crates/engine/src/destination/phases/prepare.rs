@@ -17,7 +17,7 @@ use super::audit::Auditing;
 use super::connect::{Connected, SILENCE, hex};
 use super::effects::Keeper;
 use super::end::End;
-use super::sharing::{ContentSources, PagesOrder, PagesReport};
+use super::sharing::{ContentSources, PagesOrder, PagesReport, Shares};
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::nic_use::NicReports;
 use crate::resources::Pools;
@@ -111,6 +111,8 @@ impl<'s> Connected<'s> {
         let mut notes = std::mem::take(&mut wanted.notes);
         let RamBlocks { reached: ram, notes: of_ram } = RamBlocks::of(machine);
         notes.extend(of_ram);
+        let shares = wanted.sharing.shares.as_ref();
+        let names_with_bodies = shares.is_some_and(Shares::names_with_bodies);
         let PagesReport { found, sharing, note, storage, storage_notes } =
             self.share(machine, wanted);
         notes.extend(note);
@@ -123,6 +125,7 @@ impl<'s> Connected<'s> {
             storage,
             hash: audit.chosen(),
             deltas: true,
+            names_with_bodies,
         };
         self.send(&ToSource::Prepared(prepared))?;
         let nic_reports = NicReports::start(&self.lanes, &self.link).map_err(End::failed)?;

@@ -27,6 +27,14 @@ pub(super) struct Shares {
     pub(super) sleeps: bool,
 }
 
+impl Shares {
+    /// Whether the source may send names with bodies instead of asking. A rack is asked for each
+    /// name: else two of its hosts might get the same content from elsewhere.
+    pub(super) fn names_with_bodies(&self) -> bool {
+        !self.rack
+    }
+}
+
 /// How pages that are sent by name are found.
 #[derive(Default)]
 pub(super) struct ContentSources {

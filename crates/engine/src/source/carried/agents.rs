@@ -105,6 +105,7 @@ impl Agents {
         let naming = Naming::new(Plan {
             before: by.and_then(|(sharing, key)| NamedBefore::of_vm(sharing, pid()?, key)),
             shares: shared.is_some(),
+            names_with_bodies: self.carrying.names_with_bodies,
             only: None,
             key: shared.or_else(|| Some(reading?.from.key()))?,
             cached: reading.map(|it| (Arc::clone(&it.from.cached), it.disks.clone())),

@@ -243,6 +243,7 @@ impl<'m> Leading<'m> {
             ram: Arc::default(),
             handed_over: Arc::default(),
             shares: true,
+            names_with_bodies: false,
             // Page tables have the source's page numbers, in places that the receiver rewrites.
             only: Some(PageKind::Normal.block()),
             sleeps: false,
