@@ -46,7 +46,7 @@ pub static PARTS: [Part; 13] = [
     part("apps-cache-postgres", CACHE, 40),
     part("gang-apps", &["qemu-precopy", "droveway-off", "droveway-rack"], 60),
     // Its contenders are two settings of the agent.
-    part("tracking", &["0", "5%"], 32),
+    part("tracking", &["0", "default"], 32),
 ];
 
 impl Part {

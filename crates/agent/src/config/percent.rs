@@ -1,6 +1,8 @@
 //! A share of one CPU, as the operator writes it: `5%`.
 
+use std::num::NonZero;
 use std::str::FromStr;
+use std::thread;
 
 use serde::Deserialize;
 
@@ -22,10 +24,20 @@ impl CpuShare {
     }
 }
 
-/// 5 % goes unnoticed, and scans about 100 MB a second.
+/// The default scans about 100 MB a second, and on a host of few CPUs, which has little RAM, less:
+/// it goes unnoticed by VMs that use all of them.
+const DEFAULT_OF_ONE: f64 = 0.05;
+const DEFAULT_OF_ALL: f64 = 0.0075;
+
+impl CpuShare {
+    fn default_of(cpus: usize) -> Self {
+        Self(DEFAULT_OF_ONE.min(DEFAULT_OF_ALL * cpus as f64))
+    }
+}
+
 impl Default for CpuShare {
     fn default() -> Self {
-        Self(0.05)
+        Self::default_of(thread::available_parallelism().map_or(1, NonZero::get))
     }
 }
 
@@ -52,6 +64,12 @@ impl TryFrom<String> for CpuShare {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_small_host_is_scanned_slower_by_default() {
+        let shares = [1, 2, 6, 7, 256].map(|cpus| CpuShare::default_of(cpus).of_one());
+        assert_eq!(shares, [0.0075, 0.015, 0.045, 0.05, 0.05]);
+    }
 
     #[test]
     fn a_share_has_a_percent_sign() {

@@ -76,7 +76,7 @@ pub struct Settings {
     #[arg(long)]
     pub insecure_plaintext: bool,
     /// How much of one CPU the scan of VMs' memory for common content may use while
-    /// nothing else needs it; 0: no scan [default: 5%]
+    /// nothing else needs it; 0: no scan [default: 5%, or 0.75 % of all CPUs if less]
     #[arg(long, value_name = "PERCENT")]
     pub scan_cpu: Option<CpuShare>,
     /// The percentage of the CPU time that data threads of VMs that leave need which they get
