@@ -6,7 +6,7 @@ use lab::guest::GuestSpec;
 use lab::hosts::Link;
 use lab_guest::orders::Orders;
 
-use super::{MB, MIB, Scenario, plain, variant};
+use super::{MB, MIB, Scenario, Slowing, plain, variant};
 use crate::contender::{Mode, Options};
 use crate::neighbour::Neighbour;
 
@@ -19,6 +19,11 @@ const SPARE_BYTES_PER_S: u64 = 44 * MB;
 pub(crate) const NEIGHBOUR_NICS: &str = "neighbour-nics";
 /// The contest in which a second VM stays on the source's host.
 pub(crate) const NEIGHBOUR_VM: &str = "neighbour-vm";
+
+/// Droveway with a CPU floor, in percent.
+fn floor(percent: u32) -> Options {
+    variant(&format!("floor-{percent}"), &["--cpu-floor", &percent.to_string()])
+}
 
 /// Contests with a neighbour that should not suffer.
 pub(super) fn neighbours() -> Vec<Scenario> {
@@ -73,18 +78,45 @@ pub(super) fn neighbours() -> Vec<Scenario> {
                 half,
             )
         },
-        scenario(
-            NEIGHBOUR_VM,
-            "1 GiB with 500 MB random beside a VM whose memcached is used, 1 Gbit/s",
-            Neighbour::Vm,
-        ),
+        Scenario {
+            guest: GuestSpec::new(
+                "bench",
+                "1G",
+                Orders {
+                    random_bytes: 100 * MB / 4096 * 4096,
+                    working_set_bytes: 128 * MIB,
+                    rate: 60 * MB,
+                    ..orders.clone()
+                },
+            ),
+            modes: &[Mode::Multifd, Mode::AutoConverge],
+            ours: vec![
+                Options { nic_speeds: true, ..Options::default() },
+                Options { nic_speeds: true, ..variant("yields", &["--reserve-min", "30M"]) },
+            ],
+            slowing: Some(Slowing { patience: Duration::from_secs(90) }),
+            ..scenario(
+                "neighbour-yields",
+                "1 GiB whose guest writes 60 MB/s beside a web server that sends 75 MB/s over the \
+                 same 1 Gbit/s",
+                web,
+            )
+        },
+        Scenario {
+            ours: vec![Options::default(), floor(5), floor(20)],
+            ..scenario(
+                NEIGHBOUR_VM,
+                "1 GiB with 500 MB random beside a VM whose memcached is used, 1 Gbit/s",
+                Neighbour::Vm,
+            )
+        },
         Scenario {
             modes: &[Mode::Precopy, Mode::Multifd, Mode::Relay],
             ours: vec![
                 Options::default(),
                 variant("raw", &["--compress", "off"]),
-                variant("floor-5", &["--cpu-floor", "5"]),
-                variant("floor-20", &["--cpu-floor", "20"]),
+                floor(5),
+                floor(20),
             ],
             ..scenario(
                 "neighbour-cpu",
