@@ -5,14 +5,14 @@ mod shown;
 mod shut_down;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use api::VmStatus;
 use parking_lot::Mutex;
-use qemu::machine::{self, Machine, StartError};
+use qemu::machine::Machine;
 
 use crate::vms::record::{self, Record, Standing};
 
@@ -300,12 +300,6 @@ impl Vm {
     pub(crate) fn doubt(&self, doubt: Option<String>) {
         self.known.lock().doubt = doubt;
     }
-}
-
-/// Connects to a QEMU that the agent started in a VM's directory but did not record before
-/// it ended.
-pub(crate) fn unrecorded(dir: &Path) -> Result<Machine, StartError> {
-    machine::attach(&dir.join("qmp"), dir)
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ mod next;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use qemu::machine::{self, Machine, StartError};
 use qemu::process::ProcessError;
@@ -18,11 +20,18 @@ use super::images;
 use crate::parallel::by_threads;
 use crate::state::StateDir;
 use crate::vms::record::{self, Record, RecordError, Standing};
-use crate::vms::vm::{Vm, unrecorded, with_log};
+use crate::vms::vm::{Vm, with_log};
 
 /// VMs that are searched for in parallel: a QEMU that does not answer takes seconds, and a
 /// host may have hundreds.
 const FINDERS: usize = 8;
+
+/// How long a QEMU may take to exit once it closes its connections. The kernel may have ended it
+/// with the agent, as it does when memory runs out.
+const DYING_MAX: Duration = Duration::from_secs(5);
+
+/// Pauses between attempts to reach it.
+const DYING_PAUSE: Duration = Duration::from_millis(50);
 
 /// VMs whose switchover an earlier run of the agent left unfinished, each with its QEMU.
 ///
@@ -102,7 +111,7 @@ fn by_record(name: &str, dir: PathBuf, held: &Held, is_next_held: bool) -> Optio
         }
     };
     let Some(recorded) = &record.machine else { return unfinished(name, dir, record) };
-    let reopened = machine::reopen(recorded, &dir);
+    let reopened = reach(|| machine::reopen(recorded, &dir));
     if held.holds(name, recorded) || is_next_held {
         let vm = match reopened {
             Ok(machine) => known(name, dir, machine, &record),
@@ -131,8 +140,8 @@ fn by_record(name: &str, dir: PathBuf, held: &Held, is_next_held: bool) -> Optio
 /// The caller that requested it got an error, so it is not needed.
 fn unfinished(name: &str, dir: PathBuf, record: Record) -> Option<FoundVm> {
     let why = match unrecorded(&dir) {
-        Ok(machine) => machine.quit().err().map(|error| error.to_string()),
-        Err(StartError::Qmp(QmpError::Connect { source, .. })) if nobody_listens(&source) => None,
+        Ok(None) => None,
+        Ok(Some(machine)) => machine.quit().err().map(|error| error.to_string()),
         Err(error) => Some(error.to_string()),
     };
     match why {
@@ -144,6 +153,31 @@ fn unfinished(name: &str, dir: PathBuf, record: Record) -> Option<FoundVm> {
         Some(why) => {
             let why = format!("its QEMU was being started, and can't be ended: {why}");
             Some(left_alone(name, dir, Some(record), &why))
+        }
+    }
+}
+
+/// Connects to a QEMU that the agent started in `home` but did not record before it ended; none if
+/// none lives there.
+fn unrecorded(home: &Path) -> Result<Option<Machine>, StartError> {
+    match reach(|| machine::attach(&home.join("qmp"), home)) {
+        Ok(machine) => Ok(Some(machine)),
+        Err(StartError::Qmp(QmpError::Connect { source, .. })) if nobody_listens(&source) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Repeats `connect` while a QEMU closes the connection: it is exiting, and soon has.
+fn reach(connect: impl Fn() -> Result<Machine, StartError>) -> Result<Machine, StartError> {
+    let until = Instant::now() + DYING_MAX;
+    loop {
+        match connect() {
+            Err(StartError::Qmp(QmpError::Closed)) if Instant::now() < until => {
+                thread::sleep(DYING_PAUSE);
+            }
+            result => return result,
         }
     }
 }

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use qemu::machine::{self, StartError};
 use qemu::process::ProcessError;
-use qemu::qmp::{QmpError, RunState};
+use qemu::qmp::RunState;
 
-use super::{Held, nobody_listens};
+use super::{Held, reach, unrecorded};
 use crate::vms::record::{self, Record, RecordError};
 
 /// What is known of a VM's next QEMU.
@@ -101,17 +101,12 @@ fn log_alone(name: &str, why: &str) {
 /// Ends a QEMU that waits for its VM, if it lives.
 fn end(next: &Record, home: &Path) -> Result<(), String> {
     let found = match &next.machine {
-        Some(recorded) => machine::reopen(recorded, home),
-        None => machine::attach(&home.join("qmp"), home),
+        Some(recorded) => reach(|| machine::reopen(recorded, home)).map(Some),
+        None => unrecorded(home),
     };
     let machine = match found {
-        Ok(machine) => machine,
-        Err(StartError::Process(ProcessError::Exited { .. })) => return Ok(()),
-        Err(StartError::Qmp(QmpError::Connect { source, .. }))
-            if next.machine.is_none() && nobody_listens(&source) =>
-        {
-            return Ok(());
-        }
+        Ok(Some(machine)) => machine,
+        Ok(None) | Err(StartError::Process(ProcessError::Exited { .. })) => return Ok(()),
         Err(error) => return Err(error.to_string()),
     };
     // The VM's own QEMU has the same listening sockets.

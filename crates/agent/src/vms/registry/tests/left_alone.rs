@@ -1,5 +1,8 @@
 //! In doubt, the agent ends no QEMU and removes nothing.
 
+use std::os::unix::net::UnixListener;
+use std::thread;
+
 use super::*;
 
 /// A part of the VM's problem, and the damage to its record that causes it.
@@ -122,6 +125,36 @@ fn an_operator_has_a_vm_run_again_or_forgets_it() {
     assert_unreadable(&registry, "damaged");
     registry.forget_unreadable("web1").unwrap();
     assert!(registry.is_free("web1") && !record.exists());
+}
+
+/// As where memory ran out, and the kernel ended QEMU with the agent.
+#[test]
+fn a_qemu_that_exits_as_the_agent_starts_is_waited_for() {
+    for is_gone_soon in [true, false] {
+        let dir = TestDir::new();
+        let vm = StateDir::open(dir.path()).unwrap().vm("web1");
+        fs::create_dir_all(&vm).unwrap();
+        Record::starting().write(&vm).unwrap();
+        let listener = UnixListener::bind(vm.join("qmp")).unwrap();
+        let closing = thread::spawn(move || {
+            let mut closed = 0;
+            while let Ok((client, _)) = listener.accept() {
+                // Nothing is read, and no greeting sent.
+                drop(client);
+                closed += 1;
+                if is_gone_soon && closed == 3 {
+                    break;
+                }
+            }
+        });
+        let registry = open(dir.path());
+        if is_gone_soon {
+            assert!(registry.is_free("web1") && !vm.exists());
+            closing.join().unwrap();
+        } else {
+            assert_unreadable(&registry, "can't be ended: QEMU closed its QMP connection");
+        }
+    }
 }
 
 #[test]
