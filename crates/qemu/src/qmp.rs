@@ -110,11 +110,16 @@ impl Qmp {
         let receiving = stream.try_clone().map_err(connect)?;
         let mut lines = Lines::new(Receiving::until(receiving, Instant::now() + timeout));
 
-        let greeting = match lines.next_value() {
-            Err(QmpError::Timeout { .. }) => {
-                return Err(QmpError::NoGreeting { path: path.to_owned() });
+        let greeting = loop {
+            match lines.next_value() {
+                Err(QmpError::Timeout { .. }) => {
+                    return Err(QmpError::NoGreeting { path: path.to_owned() });
+                }
+                // QEMU's main loop sends events to a monitor whose own thread has accepted a
+                // connection, but not greeted it yet.
+                Ok(value) if value.get("event").is_some() => {}
+                other => break other?,
             }
-            other => other?,
         };
         let version = greeted_version(&greeting)?;
         let out_of_band = greeting["QMP"]["capabilities"]

@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixListener;
 use std::thread;
 
-use super::played::{GREETING, played};
+use super::played::{GREETING, played, played_as};
 use super::*;
 
 #[test]
@@ -203,6 +203,15 @@ fn unexpected_answers_are_ignored() {
 fn a_socket_without_a_server_is_an_error() {
     let error = Qmp::connect(Path::new("/nonexistent/qmp"), TIMEOUT).unwrap_err();
     assert!(error.to_string().starts_with("cannot connect to QMP at /nonexistent/qmp"));
+}
+
+/// QEMU sends them to a monitor that it has not greeted yet.
+#[test]
+fn events_may_precede_the_greeting() {
+    let event = r#"{"event": "VNC_CONNECTED", "timestamp": {"seconds": 1, "microseconds": 2}}"#;
+    let (_dir, qmp, player) = played_as(format!("{event}\n{event}\n{GREETING}"), |_| None);
+    assert_eq!(qmp.unwrap().version(), (10, 0, 2));
+    player.join().unwrap();
 }
 
 /// Each byte arrives in time, but the whole greeting doesn't.
