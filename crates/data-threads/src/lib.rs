@@ -37,6 +37,7 @@ pub use cpu_floor::{CpuFloor, CpuFloorError};
 pub use cpu_time::cpu_time;
 pub use cpus::{Cpus, CpusError};
 pub use faults::point;
+pub use policy::yielding::CpuTime;
 pub use thread::{Joined, migration_span, spawn};
 
 /// Distance of their nice value from the agent's own: about a third of an even share of a contended

@@ -9,7 +9,9 @@
 //!
 //! If lanes are ready to run and get no CPU, any encoding harms them and everything else that needs
 //! that CPU. If this lasts, sending without compression is tried. It stays unless it delivers
-//! clearly less. It is not tried if more is delivered than the link carried when it was full.
+//! clearly less, or lanes take more CPU time for each byte: where encryption and packets cost more
+//! than encoding, bytes as they are spare nothing. It is not tried if more is delivered than the
+//! link carried when it was full.
 
 use std::time::Duration;
 
@@ -59,6 +61,8 @@ pub struct Sample {
     pub waiting: f64,
     /// Share of all that time in which they were ready to run and had no CPU.
     pub for_cpu: f64,
+    /// Share of it in which they ran; 0 if it is not known.
+    pub running: f64,
     /// Page bodies delivered per second, in guest bytes.
     pub delivered_bytes_per_s: f64,
     /// Bytes per second on the wire.
@@ -93,12 +97,18 @@ impl Sample {
     pub fn lacks_cpu(&self) -> bool {
         self.for_cpu > FOR_CPU_MUCH
     }
+
+    /// The lanes' CPU time for each byte, by which samples of the same lanes compare.
+    fn cpu_per_byte(&self) -> f64 {
+        self.running / self.delivered_bytes_per_s.max(1.0)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Experiment {
     from: Level,
     from_bytes_per_s: f64,
+    from_cpu_per_byte: f64,
     /// Whether the window in which the change was made has ended. That window still carries batches
     /// of the old level.
     settled: bool,
@@ -168,8 +178,11 @@ impl Effort {
         let is_harder = self.level > experiment.from;
         let lacks_cpu = sample.lacks_cpu();
         let is_harmless = is_harder && sample.encoding < ENCODING_LITTLE && !lacks_cpu;
-        let least = if lacks_cpu && !is_harder { SPARING_MIN } else { GAIN_MIN };
-        if is_harmless || sample.delivered_bytes_per_s >= experiment.from_bytes_per_s * least {
+        let is_sparing = lacks_cpu && !is_harder;
+        let least = if is_sparing { SPARING_MIN } else { GAIN_MIN };
+        let is_enough = sample.delivered_bytes_per_s >= experiment.from_bytes_per_s * least
+            && !(is_sparing && sample.cpu_per_byte() > experiment.from_cpu_per_byte);
+        if is_harmless || is_enough {
             return Self { experiment: None, rest: 0, rest_next: REST_FIRST, ..self };
         }
         Self {
@@ -203,6 +216,7 @@ impl Effort {
         let experiment = Experiment {
             from: self.level,
             from_bytes_per_s: sample.delivered_bytes_per_s,
+            from_cpu_per_byte: sample.cpu_per_byte(),
             settled: false,
         };
         Self { level: to, experiment: Some(experiment), ..self }
@@ -234,6 +248,7 @@ mod tests {
                 encoding,
                 waiting: 0.0,
                 for_cpu: 0.0,
+                running: encoding,
                 delivered_bytes_per_s: delivered,
                 wire_bytes_per_s: delivered * self.ratio[at],
             }
@@ -309,6 +324,9 @@ mod tests {
         assert_eq!(effort.level(), Level::Light);
     }
 
+    /// CPU seconds for each byte, by level.
+    const RUNNING: [f64; 3] = [0.3e-9, 0.6e-9, 1e-9];
+
     /// The levels chosen by lanes that lack CPU time, with these throughputs by level.
     fn levels_without_cpu(bytes_per_s: [f64; 3], from: Level) -> Vec<Level> {
         let mut effort = Effort::new(from);
@@ -321,6 +339,7 @@ mod tests {
                 encoding,
                 waiting: 0.1,
                 for_cpu: 0.5,
+                running: RUNNING[effort.level() as usize] * delivered_bytes_per_s,
                 delivered_bytes_per_s,
                 wire_bytes_per_s: 1e8,
             });
@@ -348,11 +367,30 @@ mod tests {
         assert!(levels.contains(&Level::Raw), "it is tried");
     }
 
+    #[test]
+    fn bytes_as_they_are_must_spare_cpu_time() {
+        let windows_raw = |running: [f64; 2]| {
+            let mut effort = Effort::new(Level::Hard);
+            let mut raw = 0;
+            for _ in 0..100 {
+                let is_raw = effort.level() == Level::Raw;
+                raw += usize::from(is_raw);
+                effort =
+                    effort.next(Sample { running: running[usize::from(is_raw)], ..WITHOUT_CPU });
+            }
+            raw
+        };
+        assert!(windows_raw([0.3, 0.2]) > 90);
+        assert!(windows_raw([0.3, 0.9]) < 20);
+        assert!(windows_raw([0.0, 0.0]) > 90, "it is not known");
+    }
+
     const WITHOUT_CPU: Sample = Sample {
         writing: 0.2,
         encoding: 0.8,
         waiting: 0.0,
         for_cpu: 0.6,
+        running: 0.3,
         delivered_bytes_per_s: 3e8,
         wire_bytes_per_s: 1e8,
     };
@@ -395,6 +433,7 @@ mod tests {
             encoding: 0.1,
             waiting: 0.9,
             for_cpu: 0.0,
+            running: 0.1,
             delivered_bytes_per_s: 1.0,
             wire_bytes_per_s: 1.0,
         };

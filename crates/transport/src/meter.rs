@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use data_threads::CpuTime;
+
 use crate::window;
 
 /// Counters of one lane, all monotonic.
@@ -54,6 +56,8 @@ pub struct LaneTimes {
     pub waiting: Duration,
     /// Of these, runnable without a CPU.
     pub for_cpu: Duration,
+    /// Of these, on a CPU.
+    pub running: Duration,
 }
 
 impl LaneMeter {
@@ -117,20 +121,22 @@ impl LaneMeter {
             Duration::from_nanos(self.spent_ns[what as usize].load(Relaxed) + more)
         };
         let (writing, room) = (spent(Doing::Writing), spent(Doing::WaitingForRoom));
+        let CpuTime { ran, waited } = self.cpu();
         let peer_full = Duration::from_nanos(self.peer_full_ns.load(Relaxed));
         LaneTimes {
             writing: writing + room,
             for_peer: room + peer_full.min(writing),
             encoding: spent(Doing::Encoding),
             waiting: spent(Doing::Waiting),
-            for_cpu: self.for_cpu(),
+            for_cpu: waited,
+            running: ran,
         }
     }
 
-    /// The current sender thread's wait for a CPU; a new thread starts at zero.
-    fn for_cpu(&self) -> Duration {
+    /// The current sender thread's; a new thread starts at zero.
+    fn cpu(&self) -> CpuTime {
         let thread = NonZeroU32::new(self.thread.load(Relaxed));
-        thread.and_then(data_threads::cpu_time).unwrap_or_default().waited
+        thread.and_then(data_threads::cpu_time).unwrap_or_default()
     }
 }
 
@@ -149,6 +155,7 @@ impl std::iter::Sum for LaneTimes {
             encoding: sum.encoding + one.encoding,
             waiting: sum.waiting + one.waiting,
             for_cpu: sum.for_cpu + one.for_cpu,
+            running: sum.running + one.running,
         })
     }
 }
@@ -163,6 +170,7 @@ impl std::ops::Sub for LaneTimes {
             encoding: self.encoding.saturating_sub(earlier.encoding),
             waiting: self.waiting.saturating_sub(earlier.waiting),
             for_cpu: self.for_cpu.saturating_sub(earlier.for_cpu),
+            running: self.running.saturating_sub(earlier.running),
         }
     }
 }

@@ -54,8 +54,9 @@ impl Alone {
             encoding,
             waiting: (1.0 - encoding - writing).max(0.0),
             delivered_bytes_per_s: self.bytes as f64 / whole_s,
-            // Neither is measured here, and each matters only with the other.
+            // None of them is measured here, and each matters only with the others.
             for_cpu: 0.0,
+            running: 0.0,
             wire_bytes_per_s: 0.0,
         }
     }

@@ -111,6 +111,7 @@ mod tests {
             encoding,
             waiting,
             for_cpu: 0.05,
+            running: 0.1,
             delivered_bytes_per_s: 0.0,
             wire_bytes_per_s: 0.0,
         }

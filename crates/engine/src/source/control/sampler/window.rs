@@ -82,6 +82,7 @@ impl Window {
                 encoding: share(times.encoding),
                 waiting: share(times.waiting),
                 for_cpu: share(times.for_cpu),
+                running: share(times.running),
                 delivered_bytes_per_s: (bodies + blocks) as f64 / seconds,
                 wire_bytes_per_s: (to.wire_bytes - from.wire_bytes) as f64 / seconds,
             },
