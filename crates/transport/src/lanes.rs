@@ -169,6 +169,14 @@ impl<X> Lanes<X> {
         known().filter_map(|(path, _)| shortest(path)).max().unwrap_or_default()
     }
 
+    /// The number of paths, which lanes may share.
+    #[must_use]
+    pub fn paths(&self) -> usize {
+        let paths = &self.shared.plan.endpoints;
+        let is_first = |(nth, path): &(usize, &Endpoint)| !paths[..*nth].contains(path);
+        paths.iter().enumerate().filter(is_first).count()
+    }
+
     /// Each lane's endpoint and counters.
     pub fn meters(&self) -> impl Iterator<Item = (Endpoint, &LaneMeter)> {
         self.shared.plan.endpoints.iter().copied().zip(&self.shared.meters)

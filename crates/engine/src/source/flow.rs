@@ -131,6 +131,7 @@ impl<S: Stopping> Flow<S> {
         lanes::start(&lanes, stage.as_ref(), link)
             .map_err(|error| local("starting the lanes' threads", error))?;
         let asks = naming.as_ref().is_some_and(|naming| naming.queries());
+        state.set_paths(lanes.paths());
         state.set_useful_bytes(lanes.useful_bytes(asks));
         state.adjust_pool();
         let pacing = Pacing::start(

@@ -28,7 +28,7 @@ use crate::resources::{Pools, Resources};
 use crate::source::audit::{Compared, SourceAudit};
 use crate::source::bounds::bounded_threads;
 use crate::source::collector::Collector;
-use crate::source::control::stream_state::{StreamState, Traits};
+use crate::source::control::stream_state::{HIDDEN_BYTES, StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan};
 use crate::source::own::Own;
 use crate::watch::Watch;
@@ -50,7 +50,7 @@ impl Parts {
     fn new() -> Self {
         let resources = Resources::new(64 << 20, Vec::new());
         let (pools, network) = (resources.leaving(false).unwrap(), Arc::clone(&resources.network));
-        let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
+        let traits = Traits { hidden_bytes: HIDDEN_BYTES, told_limit: false, held: false };
         let state = Arc::new(StreamState::new(&pools, Duration::from_millis(300), traits));
         let progress = Progress::new(("deadbeef", "web1"), ("host-a", "host-b"), 0);
         let watch = Arc::new(Watch::new(progress, Bounds::default()));

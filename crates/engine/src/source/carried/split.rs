@@ -28,7 +28,7 @@ use crate::report_builder::ReportBuilder;
 use crate::source::audit::SourceAudit;
 use crate::source::bounds::bounded_threads;
 use crate::source::context::local as local_error;
-use crate::source::control::stream_state::{StreamState, Traits};
+use crate::source::control::stream_state::{HIDDEN_BYTES, StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan, tap_failed};
 use crate::source::notice::Notice;
 
@@ -77,7 +77,7 @@ impl Split {
         let audited = (self.agents.request.audit, "it is turned off: `audit` under [carry]");
         let (hash, host) = (self.agents.carrying.hash.as_deref(), &self.agents.peer.name);
         let audit = SourceAudit::new(audited, hash, host, report_builder)?;
-        let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
+        let traits = Traits { hidden_bytes: HIDDEN_BYTES, told_limit: false, held: false };
         let goal = Duration::from_millis(self.agents.request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
         let lanes = self.agents.lanes_plan()?;

@@ -123,13 +123,13 @@ impl Waiting {
 mod tests {
     use super::*;
     use crate::resources::Resources;
-    use crate::source::control::stream_state::Traits;
+    use crate::source::control::stream_state::{HIDDEN_BYTES, Traits};
 
     const MB: u64 = 1_000_000;
 
     fn state() -> StreamState {
         let pools = Resources::new(128 << 20, Vec::new()).leaving(false).unwrap();
-        let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
+        let traits = Traits { hidden_bytes: HIDDEN_BYTES, told_limit: false, held: false };
         StreamState::new(&pools, Duration::from_millis(300), traits)
     }
 

@@ -23,14 +23,16 @@ use crate::resources::Pools;
 /// takes a bandwidth (8.2 and newer) is given next to none until the first pass has ended,
 /// and does not finish while anything is dirty: for it the margin only drains the pool in
 /// time.
-const HIDDEN_BYTES: u64 = 128 << 20;
-const HIDDEN_TOLD_BYTES: u64 = 4 << 20;
+pub(crate) const HIDDEN_BYTES: u64 = 128 << 20;
+/// The same for a QEMU that takes a bandwidth, and for xl, which writes every page in full, into a
+/// pipe of 64 KiB.
+pub(crate) const HIDDEN_LITTLE_BYTES: u64 = 4 << 20;
 
-/// The capabilities of this QEMU.
+/// The capabilities of this QEMU, or of xl.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Traits {
-    /// It accepts a bandwidth.
-    pub(crate) told_bandwidth: bool,
+    /// Guest bytes by which it can be ahead of the tap: one of the two constants.
+    pub(crate) hidden_bytes: u64,
     /// It accepts at least a downtime limit.
     pub(crate) told_limit: bool,
     /// It does not stop the VM before the tap allows it.
@@ -40,7 +42,8 @@ pub(crate) struct Traits {
 pub(crate) struct StreamState {
     pub(crate) pool: Arc<Pool>,
     pub(crate) pool_bytes: u64,
-    least_bytes: u64,
+    /// Bytes of buffers with which each path always has something to send.
+    least_bytes: AtomicU64,
     traits: Traits,
     /// The pool's bound, written by each thread that may have changed it.
     limit_bytes: Mutex<u64>,
@@ -88,13 +91,12 @@ struct Sampled {
 impl StreamState {
     /// State for a QEMU with these `traits`.
     pub(crate) fn new(pools: &Pools, goal: Duration, traits: Traits) -> Self {
-        // One slot for QEMU's side and one on the wire keep a slow link busy.
-        let least_bytes = 2 * SLOT_BYTES as u64;
+        let least_bytes = least_bytes(1);
         let pool_bytes = (pools.bound_bytes as u64).max(least_bytes);
         let state = Self {
             pool: Arc::clone(&pools.pages),
             pool_bytes,
-            least_bytes,
+            least_bytes: AtomicU64::new(least_bytes),
             traits,
             limit_bytes: Mutex::new(pool_bytes),
             tapped: Tapped::default(),
@@ -116,6 +118,11 @@ impl StreamState {
         };
         state.adjust_pool();
         state
+    }
+
+    /// Sets over how many paths the lanes go.
+    pub(crate) fn set_paths(&self, count: usize) {
+        self.least_bytes.store(least_bytes(count), Relaxed);
     }
 
     /// Sets RAM's size, and whether epochs are RAM sections, once the block list is known.
@@ -177,19 +184,20 @@ impl StreamState {
             .then(|| self.ram_bytes().saturating_sub(bodies + fills));
         backlog_limit_bytes(BacklogInput {
             first_pass_left_bytes,
-            hidden_bytes: if self.traits.told_bandwidth { HIDDEN_TOLD_BYTES } else { HIDDEN_BYTES },
+            hidden_bytes: self.traits.hidden_bytes,
             bodies_per_s: self.bodies_per_s(),
             goal: self.goal(),
             counted: self.traits.told_limit,
             pool_bytes: self.pool_bytes,
-            least_bytes: self.least_bytes,
+            least_bytes: self.least_bytes.load(Relaxed),
             path_bytes: self.sampled.path_bytes.load(Relaxed),
         })
     }
 
     /// Sets the bytes that lanes can use at once while the filter drops nothing.
     pub(crate) fn set_useful_bytes(&self, bytes: u64) {
-        self.sampled.useful_bytes.store(bytes.max(self.least_bytes), Relaxed);
+        let least_bytes = self.least_bytes.load(Relaxed);
+        self.sampled.useful_bytes.store(bytes.max(least_bytes), Relaxed);
     }
 
     /// Sets whether the filter has recently dropped pages: while it does not, a large pool
@@ -256,7 +264,8 @@ impl StreamState {
         let limit = if self.chases() && self.sampled.learning.load(Relaxed) {
             self.pool_bytes
         } else if self.chases() && dropping {
-            chase::pool_bytes(self.bodies_per_s(), self.least_bytes, self.pool_bytes)
+            let least_bytes = self.least_bytes.load(Relaxed);
+            chase::pool_bytes(self.bodies_per_s(), least_bytes, self.pool_bytes)
         } else if dropping || self.expects_holes() {
             self.bound_bytes()
         } else {
@@ -267,6 +276,12 @@ impl StreamState {
             self.pool.set_limit_bytes(usize::try_from(limit).unwrap_or(usize::MAX));
         }
     }
+}
+
+/// One slot for QEMU's side and one on the wire keep a slow link busy. With two slots for four such
+/// links, three of them would wait.
+fn least_bytes(paths: usize) -> u64 {
+    (1 + paths.max(1) as u64) * SLOT_BYTES as u64
 }
 
 fn nanos(time: Duration) -> u64 {
@@ -281,7 +296,7 @@ mod tests {
     #[test]
     fn the_pool_shrinks_as_soon_as_the_tap_has_taken_enough() {
         let pools = Resources::new(128 << 20, Vec::new()).leaving(false).unwrap();
-        let traits = Traits { told_bandwidth: false, told_limit: true, held: false };
+        let traits = Traits { hidden_bytes: HIDDEN_BYTES, told_limit: true, held: false };
         let state = StreamState::new(&pools, Duration::from_millis(300), traits);
         state.announce_ram(8 << 30, false);
         assert_eq!(state.limit_bytes(), pools.bound_bytes as u64);
@@ -296,7 +311,7 @@ mod tests {
     #[test]
     fn the_pool_is_as_deep_as_lanes_can_use_and_deeper_only_where_that_pays() {
         let pools = Resources::new(128 << 20, Vec::new()).leaving(false).unwrap();
-        let traits = Traits { told_bandwidth: true, told_limit: true, held: true };
+        let traits = Traits { hidden_bytes: HIDDEN_LITTLE_BYTES, told_limit: true, held: true };
         let state = StreamState::new(&pools, Duration::from_millis(300), traits);
         state.announce_ram(8 << 30, false);
         let limit = || {
@@ -317,7 +332,7 @@ mod tests {
     #[test]
     fn the_pool_holds_what_keeps_a_long_path_full() {
         let pools = Resources::new(128 << 20, Vec::new()).leaving(false).unwrap();
-        let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
+        let traits = Traits { hidden_bytes: HIDDEN_BYTES, told_limit: false, held: false };
         let state = StreamState::new(&pools, Duration::from_millis(300), traits);
         state.first_pass_over.store(true, Relaxed);
         let least = 2 * SLOT_BYTES as u64;
@@ -333,9 +348,23 @@ mod tests {
     }
 
     #[test]
+    fn each_path_has_something_to_send_however_slow_they_are() {
+        let pools = Resources::new(128 << 20, Vec::new()).leaving(false).unwrap();
+        let traits = Traits { hidden_bytes: HIDDEN_BYTES, told_limit: false, held: false };
+        let state = StreamState::new(&pools, Duration::from_millis(300), traits);
+        state.first_pass_over.store(true, Relaxed);
+        state.set_bodies_per_s(1e6);
+        for (paths, slots) in [(0, 2), (1, 2), (4, 5)] {
+            state.set_paths(paths);
+            state.adjust_pool();
+            assert_eq!(state.limit_bytes(), slots * SLOT_BYTES as u64);
+        }
+    }
+
+    #[test]
     fn a_qemu_that_waits_for_the_pool_is_not_paced() {
         let pools = Resources::new(128 << 20, Vec::new()).leaving(false).unwrap();
-        let traits = Traits { told_bandwidth: true, told_limit: true, held: true };
+        let traits = Traits { hidden_bytes: HIDDEN_LITTLE_BYTES, told_limit: true, held: true };
         let state = StreamState::new(&pools, Duration::from_millis(300), traits);
         state.first_pass_over.store(true, Relaxed);
         let mut batch = state.pool.take().unwrap();

@@ -31,7 +31,9 @@ use crate::source::context::{Context, no_thread};
 use crate::source::control::by_progress::{self, Watched};
 use crate::source::control::sampler::Sampler;
 use crate::source::control::sampler::ticking::Ticking;
-use crate::source::control::stream_state::{StreamState, Traits};
+use crate::source::control::stream_state::{
+    HIDDEN_BYTES, HIDDEN_LITTLE_BYTES, StreamState, Traits,
+};
 use crate::source::control::throttle::{self, Brakes, Throttling, Vcpus};
 use crate::source::flow::{Flow, FlowPlan};
 use crate::source::own::Own;
@@ -127,7 +129,11 @@ impl Prepared<'_> {
         let request = context.request;
         let channels = self.channels(kind);
         let traits = Traits {
-            told_bandwidth: outgoing.takes_bandwidth(),
+            hidden_bytes: if outgoing.takes_bandwidth() {
+                HIDDEN_LITTLE_BYTES
+            } else {
+                HIDDEN_BYTES
+            },
             told_limit: true,
             held: outgoing.is_held(),
         };

@@ -18,7 +18,7 @@ use crate::source::bounds::bounded_threads;
 use crate::source::context::no_thread;
 use crate::source::control::sampler::Sampler;
 use crate::source::control::sampler::ticking::Ticking;
-use crate::source::control::stream_state::{StreamState, Traits};
+use crate::source::control::stream_state::{HIDDEN_LITTLE_BYTES, StreamState, Traits};
 use crate::source::flow::{Flow, FlowPlan, Stopping};
 use crate::source::notice::Notice;
 use crate::source::phases::start::{lanes_plan, lanes_that_yield};
@@ -55,7 +55,7 @@ impl Streaming {
         let hash = carrying.hash.as_deref();
         let audit = SourceAudit::new(audited, hash, &peer.name, report_builder)?;
         // xl counts pages and not time: what is in flight when it suspends the domain is downtime.
-        let traits = Traits { told_bandwidth: false, told_limit: false, held: false };
+        let traits = Traits { hidden_bytes: HIDDEN_LITTLE_BYTES, told_limit: false, held: false };
         let goal = Duration::from_millis(request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
         let bounds = report_builder.watch().bounds();
